@@ -148,6 +148,7 @@ class Rank0Leader(Leader):
         self._changed, self._summarised = asyncio.Event(), asyncio.Event()
         self._child: Child | None = None
         self._control: Control | None = None
+        self._listening: asyncio.Task[None] | None = None
         self._script: asyncio.subprocess.Process | None = None
 
     async def serve(self) -> int:
@@ -159,27 +160,23 @@ class Rank0Leader(Leader):
             lambda ended: self.end(os.EX_SOFTWARE, f"the scheduler process {format_exit(ended.result(), kills)}")
         )
         self._control = await Control.open(scheduler.control)
-        listening = supervise.start(
+        self._listening = supervise.start(
             functools.partial(self._listen, self._control),
             "following the scheduler process",
             lambda e: self.end(os.EX_SOFTWARE, f"the scheduler process cannot be followed: {supervise.reason_of(e)}"),
         )
-        try:
-            await supervise.to_thread(self._check_limits)
-            await self.start_workers()
-            if self._expected:
-                await self._wait_for_workers()
-                self._started = True
-                self._end_without_workers()
-            if self.context.run.script:
-                return await self._run_script(self.watch.peer_address)
-            await self._publish(self._control)
-            if not await self.hear_goodbye():
-                await self._child.exited  # its connections end a moment before it is known to be dead
-                await self.ended.wait()
-        finally:
-            await self._log_summary(self._control)
-            listening.cancel()
+        await supervise.to_thread(self._check_limits)
+        await self.start_workers()
+        if self._expected:
+            await self._wait_for_workers()
+            self._started = True
+            self._end_without_workers()
+        if self.context.run.script:
+            return await self._run_script(self.watch.peer_address)
+        await self._publish(self._control)
+        if not await self.hear_goodbye():
+            await self._child.exited  # its connections end a moment before it is known to be dead
+            await self.ended.wait()
         return 0
 
     def _check_limits(self) -> None:
@@ -194,13 +191,15 @@ class Rank0Leader(Leader):
                 "(limits.conf; LimitNOFILE of slurmd or pbs_mom), or start fewer workers"
             )
 
-    async def _log_summary(self, control: Control) -> None:
-        """Have the scheduler log the run's summary, while its workers can be asked."""
-        if self._child and not self._child.exited.done():
-            control.send("summary")
+    async def _log_summary(self) -> None:
+        """Have the scheduler log the run's summary, while its workers can be asked; the last that is heard of it."""
+        if self._child and self._control and not self._child.exited.done():
+            self._control.send("summary")
             done: asyncio.Future[Any] = asyncio.ensure_future(self._summarised.wait())
             await asyncio.wait([done, self._child.exited], timeout=_SUMMARY_S, return_when=asyncio.FIRST_COMPLETED)
             done.cancel()
+        if self._listening:
+            self._listening.cancel()
 
     async def _publish(self, control: Control) -> None:
         """Write the scheduler file for the cluster object outside, which must show a sign of life from now on."""
@@ -390,7 +389,7 @@ class Rank0Leader(Leader):
         """End the script, all workers, and the scheduler last."""
         asking = supervise.start(self.extend_grace, "the question for the time to save", supervise.only_log)
         limit_s = CANCELLED_S if self.signalled else _SAVE_S
-        await asyncio.gather(self._end_script(), self.save(limit_s))
+        await asyncio.gather(self._end_script(), self.save(limit_s), self._log_summary())
         asking.cancel()
         if self.exit_code == 128 + signal.SIGTERM and self.context.run.settings.requeue and self.context.in_job:
             await supervise.start(self._outlive_preemption, "the requeue of a preempted job", supervise.only_log)

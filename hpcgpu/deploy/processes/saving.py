@@ -12,7 +12,7 @@ from distributed import Scheduler
 from hpcgpu.deploy.processes.removals import PacedScheduler
 
 logger = logging.getLogger("distributed.hpcgpu")
-_SAVE_S, _ANSWER_S = 30.0, 1.0
+_SAVE_S, _ANSWER_S = 30.0, 0.5  # a cancelled job saves for 4 s, and may be killed after 5
 _LOOK_S = 0.1
 
 

@@ -39,6 +39,20 @@ elif how == "wait":
 os._exit(0)  # the checkpoint is not closed
 """
 
+HANGS = """
+def end(*_):
+    print("the script is told", flush=True)
+    os._exit(0)
+
+with Client() as client:
+    client.wait_for_workers(2)
+    pids = list(client.run(os.getpid).values())
+signal.signal(signal.SIGTERM, end)
+os.kill(pids[0], signal.SIGSTOP)
+print("hangs", flush=True)
+signal.pause()
+"""
+
 
 def started(tmp_path: Path, how: str, slow_s: float, workers: int = 1) -> tuple[subprocess.Popen[str], Path]:
     argv = ranks.command(
@@ -72,6 +86,18 @@ def test_cancelled_run_writes_the_dearest_and_says_what_lacks(tmp_path: Path) ->
     print(output)
     assert "finished chunk" in output
     assert "the time, 4 s, was over" in output
+
+
+def test_summary_that_awaits_a_hung_worker_delays_no_end(tmp_path: Path) -> None:
+    argv = ranks.command(ranks.script(tmp_path, HANGS), options=["--gpus", "sim:2"])
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
+    process = subprocess.Popen(argv, **pipes, text=True, env=ranks.environment())
+    assert process.stdout
+    until(lambda: "hangs" in process.stdout.readline(), "a worker hangs", limit_s=120)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=scaled(120))
+    assert process.returncode == 128 + signal.SIGTERM, output
+    assert 0 <= output.find("the script is told") < output.find("hpcgpu: summary: "), output
 
 
 def test_workers_that_retire_write_what_is_finished(tmp_path: Path) -> None:

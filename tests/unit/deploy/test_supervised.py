@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+import math
 import os
 import socket
 import threading
@@ -20,8 +21,9 @@ from distributed.comm import CommClosedError
 from distributed.core import Status
 from fleets import make_fleet, make_run
 from programs import python
-from waiting import LIMIT_S, aside, failure, failures, scaled, until, when
+from waiting import LIMIT_S, VirtualTime, aside, failure, failures, scaled, until, when
 
+from hpcgpu.agent.leader import CANCELLED_S
 from hpcgpu.batch import Pbs
 from hpcgpu.deploy.cluster.classes import JobAdaptive
 from hpcgpu.deploy.compat import MemoryManager
@@ -32,6 +34,7 @@ from hpcgpu.deploy.processes.control import Child
 from hpcgpu.deploy.processes.leaders import LeaderConnections
 from hpcgpu.deploy.processes.lease_server import LeaseServer
 from hpcgpu.deploy.processes.nanny import ForkedWorker, ProcessHandle
+from hpcgpu.deploy.processes.saving import save
 from hpcgpu.deploy.processes.stalls import StallDetector
 from hpcgpu.errors import JobError, SpillError
 from hpcgpu.model import JobSpec, Patience, RunDocument, Settings
@@ -454,3 +457,15 @@ async def test_resource_that_no_worker_has_is_one_warning() -> None:
         async with Worker(scheduler.address, resources={"GPUU": 1, "GPU": 2}):
             assert await asyncio.wait_for(client.gather(waiting), scaled(30)) == [1, 1, 1]
         stalls.close()
+
+
+def test_answer_that_does_not_come_leaves_time_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broadcast(msg: dict[str, Any], workers: list[str], **_: Any) -> dict[str, list[str]]:
+        await asyncio.sleep(math.inf if workers == ["hangs"] else msg["limit_s"])
+        return {workers[0]: ["1 chunk lacks"]}
+
+    workers = {name: SimpleNamespace(name=name) for name in ("hangs", "lives")}
+    scheduler: Any = SimpleNamespace(worker_plugins={"hpcgpu-checkpoint x": 0}, workers=workers, broadcast=broadcast)
+    texts = ["worker hangs has not answered whether it has saved all", "worker lives: 1 chunk lacks"]
+    assert (clock := VirtualTime()).run(lambda: save(scheduler, CANCELLED_S), monkeypatch) == texts
+    assert clock.now_s < 5, "the KillWait of some sites"
