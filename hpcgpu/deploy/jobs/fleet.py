@@ -327,6 +327,7 @@ class Fleet:
             self.run.listed(ids, listed, now_s)
             self._tell_limits()
             await self._note_ends()
+            await supervise.to_thread(self.run.keep_guard)
         except SubmitError:
             self.run.unanswered(self.alarm.now_s())
             raise
@@ -472,8 +473,7 @@ class Fleet:
             del self._errors[pool]  # a job has its workers after all
 
     async def _add(self, jobs: Sequence[Job]) -> None:
-        if jobs:
-            self.run.add(jobs)
+        self.run.add(jobs)
         for pool in {job.pool for job in jobs}:
             self._update(pool, held_back_until_s=NEVER_S)
         if jobs or self._unwritten:

@@ -28,7 +28,7 @@ import msgspec
 from hpcgpu import config
 from hpcgpu.batch import BatchSystem, get
 from hpcgpu.deploy.network import lease
-from hpcgpu.errors import ConfigError, HpcGpuError, JobError, ParseError
+from hpcgpu.errors import ConfigError, HpcGpuError, JobError, LaunchError, ParseError
 from hpcgpu.host import log, private, process
 from hpcgpu.host import run as programs
 from hpcgpu.host.private import user_folder
@@ -276,11 +276,17 @@ class Run:
         argv = ("hpcgpu.deploy.guard", str(self.folder), str(owner.pid), str(start), owner.token)
         self._guard = programs.start(Command(process.python_argv(*argv)), log=str(self.folder / "guard.log"))
 
+    def keep_guard(self) -> None:
+        """Start the guard anew if it was killed: without one jobs that wait outlive their owner until they start."""
+        if self._guard and self.is_mine and not programs.is_running(self._guard):
+            with contextlib.suppress(LaunchError):  # the next poll tries it again
+                self.start_guard()
+
     def end_guard(self) -> None:
         """End the guard: no job is left, or another object owns the run."""
-        if self._guard:
-            programs.end(self._guard)
-            self._guard = None
+        guard, self._guard = self._guard, None  # it is not to be started anew
+        if guard:
+            programs.end(guard)
 
     # --- the jobs
 

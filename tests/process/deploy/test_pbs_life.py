@@ -1,6 +1,7 @@
 """The life of a PBSGPUCluster's job, in the words of both builds of OpenPBS: what a person sees, and what is done."""
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -131,14 +132,28 @@ def test_a_server_that_is_down_for_a_while_costs_no_cluster(pbs: Pbs, said: Said
     assert pbs.calls("qdel") == []
 
 
+def guards() -> list[psutil.Process]:
+    """Return those of this process that live: a killed one has no command line."""
+    every = psutil.process_iter(["ppid", "cmdline"])
+    return [p for p in every if p.info["ppid"] == os.getpid() and "hpcgpu.deploy.guard" in (p.info["cmdline"] or ())]
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("build", ["head"])
+def test_killed_guard_of_jobs_that_wait_is_started_anew(pbs: Pbs) -> None:
+    with PBSGPUCluster(**OPTIONS, shape="elastic", scheduler="here") as cluster:
+        pbs.auto(False)
+        cluster.scale(jobs=1)
+        (before,) = guards()
+        before.kill()
+        until(lambda: [guard for guard in guards() if guard.pid != before.pid], "another guard")
+    assert guards() == []
+
+
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("build", ["head"])
 def test_guard_of_a_cluster_closed_in_silence_stays(pbs: Pbs, said: Said) -> None:
     """A server that has not heard of the job's end may start it again."""
-
-    def guards() -> list[psutil.Process]:
-        return [p for p in psutil.Process().children() if "hpcgpu.deploy.guard" in p.cmdline()]
-
     with PBSGPUCluster(**OPTIONS) as cluster:
         (before,) = guards()
         pbs.trouble("down")
