@@ -35,11 +35,11 @@ class FinishedChunks(SchedulerPlugin):
         self._synced: dict[Any, tuple[str, Chunk]] = {}
         # folder, address of the worker that is to write it, number of its arrival
         self._kept: dict[tuple[Any, Chunk], tuple[str, str, int]] = {}
-        self._numbers = itertools.count()
 
     async def start(self, scheduler: Scheduler) -> None:
         """Hear from workers about finished chunks; called by distributed."""
         self._scheduler = scheduler
+        self._numbers = itertools.count()  # here: it cannot be pickled (Python 3.14)
         scheduler.stream_handlers[NEWS] = self._hear
 
     def _hear(self, folder: str, state: str, chunks: Sequence[tuple[Any, str, tuple[Any, ...]]], worker: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import pickle
 import threading
 import tracemalloc
 from pathlib import Path
@@ -13,6 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from hpcgpu.checkpoint.scheduler import FinishedChunks
 from hpcgpu.checkpoint.segments import Chunk, Index, read
 from hpcgpu.checkpoint.values import from_frames
 from hpcgpu.checkpoint.writer import CheckpointPlugin, Writer, flush, outputs_of, part_of, sees
@@ -31,6 +33,11 @@ def test_part_of_a_key_is_its_place_whatever_its_name() -> None:
         outputs = outputs_of([(name, 0, 1), (name, 1, 0), "other"])
         parts = [part_of(key, outputs) for key in ((name, 1, 0), "other", ("stranger", 0))]
         assert parts == [(0, 1, 0), (1,), None]
+
+
+def test_plugins_of_a_checkpoint_have_nothing_of_itertools() -> None:
+    for plugin in (FinishedChunks(), CheckpointPlugin("/", "run", {})):
+        assert b"itertools" not in pickle.dumps(plugin)  # Python 3.14 cannot pickle it
 
 
 def test_writer_syncs_what_came_and_skips_released_keys(tmp_path: Path) -> None:
