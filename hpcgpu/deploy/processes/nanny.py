@@ -107,16 +107,6 @@ async def hand_over(
     return len(set(here) & set(left)), len(here)
 
 
-async def save(nannies: Sequence[ForkNanny], scheduler: str, security: Security, limit_s: float) -> None:
-    """Have these workers write what checkpoints lack, by any scheduler of distributed."""
-    here = [nanny.worker_address for nanny in nannies if nanny.worker_address]
-    async with rpc(scheduler, connection_args=security.get_connection_args("worker")) as to:
-        answers = await to.broadcast(msg={"op": "hpcgpu_save", "limit_s": limit_s}, workers=here)
-    for nanny in nannies:
-        for text in answers.get(nanny.worker_address, ()):
-            logger.warning("worker %s: %s", nanny.name, text)
-
-
 class ForkedWorker:
     """A forked child with the interface of distributed's WorkerProcess, which Nanny expects."""
 

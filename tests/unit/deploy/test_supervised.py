@@ -218,7 +218,7 @@ class NannyOf:
     scheduler_addr = _original_local_dir = address = ""
     validate, silence_logs, death_timeout, preload, preload_argv = False, None, 1, (), ()
     security, contact_address, worker_kwargs, spec, env = None, None, {}, None, {}
-    memory_manager = SimpleNamespace(memory_limit=0)
+    memory_manager, stream_heartbeats = SimpleNamespace(memory_limit=0), False
 
     def __init__(self, spawn: Callable[..., Child]) -> None:
         self.spawner = SimpleNamespace(spawn=spawn)

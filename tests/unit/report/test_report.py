@@ -281,11 +281,11 @@ def test_plan_of_many_nodes_warns_of_limits_and_imports() -> None:
     poor = replace(planned(spec), limits=Limits(files=1024), imports=shared_imports(250, "lustre"))
     short, imports = preview.warnings(poor)[-2:]
     assert short.startswith(
-        "1,000 workers need 3,266 open files of the scheduler; the hard limit (ulimit -Hn) is 1,024"
+        "1,000 workers need 2,266 open files of the scheduler; the hard limit (ulimit -Hn) is 1,024"
     )
     assert "here; nodes may have another one" in short
     assert re.match(r"250 nodes import at least [\d,]+ files each from lustre: environment='stage' ", imports)
-    assert re.search(r"open files of the scheduler +3,\d+  1,024, hard limit", preview.render(poor))
+    assert re.search(r"open files of the scheduler +2,\d+  1,024, hard limit", preview.render(poor))
     assert preview.described(poor)["needs"][0]["limit"] == 1024
     assert len(preview.render(poor, 120).splitlines()) < 60, "the plan of 1,000 workers stays on a screen"
 
