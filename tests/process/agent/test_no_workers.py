@@ -139,9 +139,9 @@ def test_refused_process_or_thread_is_an_error(tmp_path: Path, refused: dict[str
 
 def test_rank_0_refuses_workers_for_which_it_has_too_few_files(tmp_path: Path) -> None:
     argv = ranks.command(ranks.script(tmp_path, "print('never')"), options=("--gpus", "sim:50x16MiB"))
-    done = ranks.run_command(["bash", "-c", 'ulimit -n 150; exec "$@"', "job", *argv])
+    done = ranks.run_command(["bash", "-c", 'ulimit -n 110; exec "$@"', "job", *argv])
     assert (done.returncode, done.stdout) == (1, "")
-    text = r"50 workers need \d+ open files of the scheduler; the hard limit \(ulimit -Hn\) is 150 on .* administrators"
+    text = r"50 workers need \d+ open files of the scheduler; the hard limit \(ulimit -Hn\) is 110 on .* administrators"
     assert re.search(text, done.stderr), done.stderr
     assert "Traceback" not in done.stderr
 

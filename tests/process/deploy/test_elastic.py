@@ -101,7 +101,7 @@ def test_size_beyond_the_schedulers_open_files_is_refused(home: Path, pbs: Pbs) 
     *refused, jobs = done.stdout.splitlines()
     assert len(refused) == 3, done.stderr
     for start, text in zip(("scale(): 100 jobs", "scale(): 100 jobs", "adapt: maximum 200"), refused, strict=True):
-        assert text.startswith(f"{start}: 200 workers need 717 open files of the scheduler")
+        assert text.startswith(f"{start}: 200 workers need 517 open files of the scheduler")
         assert "the hard limit (ulimit -Hn) is 500 where the scheduler is, on " in text
     assert jobs == "1 job"  # the scheduler alone
 
@@ -114,7 +114,7 @@ def test_submission_warns_of_limits_that_nodes_may_share(tmp_path: Path) -> None
         [sys.executable, "-c", LARGE], capture_output=True, text=True, env=environ, timeout=scaled(60)
     )
     warning = (
-        "800 workers need 2,418 open files of the scheduler; the hard limit (ulimit -Hn) is 500 here; nodes may have"
+        "800 workers need 1,618 open files of the scheduler; the hard limit (ulimit -Hn) is 500 here; nodes may have"
     )
     assert warning in done.stdout + done.stderr
     assert "SubmitError" in done.stderr  # it was submitted: the limit of this machine forbids no job
