@@ -1,7 +1,7 @@
 """A worker's heartbeats by the stream that it has to its scheduler, both ends: without a connection of their own.
 
-distributed's Worker (2026.8.0) asks by another connection, which it keeps: a third of the CPU time of a join, of the
-scheduler's memory for a worker as well, and half of its descriptors (docs/explanation/scale.md).
+distributed's Worker (2026.8.0) asks by another connection, which it keeps. That took a quarter of a join's CPU time,
+more than a third of a worker's memory in the scheduler, and half of its descriptors (docs/explanation/scale.md).
 """
 
 from __future__ import annotations
