@@ -7,6 +7,7 @@ more than a third of a worker's memory in the scheduler, and half of its descrip
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Any
 
 from distributed import Scheduler, Worker
@@ -20,19 +21,20 @@ class StreamHeartbeats:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._answer: asyncio.Future[dict[str, Any]] | None = None
+        self._asked: deque[asyncio.Future[dict[str, Any]]] = deque()  # tasks may send heartbeats, too
         worker.scheduler.heartbeat_worker = self._ask
         worker.stream_handlers[_OP] = self._take
 
     async def _ask(self, address: str, **facts: Any) -> dict[str, Any]:
         """Return the scheduler's answer; a worker whose stream ends closes, and cancels this."""
-        self._answer = asyncio.get_running_loop().create_future()
+        self._asked.append(asked := asyncio.get_running_loop().create_future())
         self._worker.batched_send({"op": _OP, **facts})
-        return await self._answer
+        return await asked
 
     def _take(self, **answer: Any) -> None:
-        if self._answer and not self._answer.done():
-            self._answer.set_result(answer)
+        """Answer the oldest: the stream keeps their order."""
+        if not (asked := self._asked.popleft()).done():
+            asked.set_result(answer)
 
 
 def answer_by_stream(scheduler: Scheduler) -> None:

@@ -67,6 +67,18 @@ def test_heartbeats_take_no_connection_of_their_own(client: Client) -> None:
     assert set(client.run(connections).values()) == {0}
 
 
+def test_heartbeats_at_the_same_time_have_an_answer_each(client: Client) -> None:
+    """Programs send some themselves, as examples/memory_types.py does, beside the worker's."""
+
+    async def beat(limit_s: float, dask_worker: Any = None) -> None:
+        import asyncio
+
+        beats = [dask_worker.heartbeat() for _ in range(3)]
+        await asyncio.wait_for(asyncio.gather(*beats), limit_s)
+
+    client.run(beat, scaled(30))
+
+
 def test_events_at_once_are_handled_in_many_turns(client: Client) -> None:
     """Each once before any a second time, though none is read: no peer waits for others that always say something."""
 
