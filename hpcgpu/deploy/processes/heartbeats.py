@@ -11,15 +11,26 @@ from collections import deque
 from typing import Any
 
 from distributed import Scheduler, Worker
+from distributed.batched import BatchedSend
 from distributed.comm import CommClosedError
 
 _OP = "hpcgpu_heartbeat"
+_NOTHING: deque[Any] = deque(maxlen=0)
+
+
+def _forget_what_was_sent() -> None:
+    """Keep no messages that this process has sent: distributed keeps each stream's last 1,000, which it does not read.
+
+    They were 320 KiB of answers to heartbeats for each worker, and with tasks as many as there are.
+    """
+    BatchedSend.recent_message_log = property(lambda _: _NOTHING, lambda *_: None)
 
 
 class StreamHeartbeats:
     """Sends a worker's heartbeats by its stream, to a scheduler that answers them there."""
 
     def __init__(self, worker: Worker) -> None:
+        _forget_what_was_sent()
         self._worker = worker
         self._asked: deque[asyncio.Future[dict[str, Any]]] = deque()  # tasks may send heartbeats, too
         worker.scheduler.heartbeat_worker = self._ask
@@ -39,6 +50,7 @@ class StreamHeartbeats:
 
 def answer_by_stream(scheduler: Scheduler) -> None:
     """Have a scheduler take heartbeats by workers' streams, too, and answer them there."""
+    _forget_what_was_sent()
 
     def answer(worker: str, **facts: Any) -> None:
         if worker not in scheduler.stream_comms:  # removed, its connection left open: without one it closes

@@ -79,6 +79,24 @@ def test_heartbeats_at_the_same_time_have_an_answer_each(client: Client) -> None
     client.run(beat, scaled(30))
 
 
+def test_heartbeats_leave_nothing_in_memory(client: Client) -> None:
+    """distributed keeps the last 1,000 messages of each stream: 320 KiB of heartbeats in the scheduler for a worker."""
+
+    async def beat(dask_worker: Any = None) -> None:
+        for _ in range(3):
+            await dask_worker.heartbeat()
+
+    def left() -> int:
+        import gc
+
+        return sum(type(each) is dict and each.get("op") == "hpcgpu_heartbeat" for each in gc.get_objects())
+
+    client.run(beat)
+
+    assert sum(client.run(left).values()) <= 1
+    assert client.run_on_scheduler(left) <= 1
+
+
 def test_events_at_once_are_handled_in_many_turns(client: Client) -> None:
     """Each once before any a second time, though none is read: no peer waits for others that always say something."""
 
