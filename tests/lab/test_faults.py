@@ -120,7 +120,7 @@ def test_a_preempted_job_moves_its_data_within_its_grace(slurm_lab: Lab) -> None
     """Its values take long to pickle: more than the 4 s that it has without a GraceTime."""
     slurm_lab.root("scontrol", "update", "PartitionName=low", "GraceTime=60")
     try:
-        with faulty(slurm_lab, jobs=2, scheduler="here", queue="low", **slurm_lab.in_steps()) as run:
+        with faulty(slurm_lab, jobs=2, scheduler="here", queue="low") as run:
             victim = run.members()[0]
             run.do(SLOW)
             run.do(f"there = dict(workers=list(here({victim!r})), allow_other_workers=True)")

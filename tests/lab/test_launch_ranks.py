@@ -92,8 +92,6 @@ def test_mpich_leaves_each_node_its_variables(slurm_lab: Lab) -> None:
 
 @pytest.mark.parametrize("launcher", ["srun", "mpirun"])
 def test_a_leader_dies_under_a_launcher_that_keeps_the_others(slurm_lab: Lab, launcher: str) -> None:
-    if launcher == "srun":
-        slurm_lab.needs_pmix()
     begin = BEGIN.replace("pids = json.load(open(sys.argv[1]))", "")
     code = f"import os, signal, sys, time\nfrom distributed import Client\n{begin}{IN_A_JOB}"
     job = ("salloc", "--quiet", "-N2", "--gpus-per-node=4", "-w", "node1,node2")

@@ -45,8 +45,7 @@ class Resumed:
     def submit(self, *options: str, launch: Sequence[str] = (), script: str = RESUME) -> str:
         template = f"{CHECKOUT}/jobscripts/slurm.sbatch"
         line = ["sbatch", "--parsable", f"--chdir={self._name}", "--output=log", *SMALL, *options, template]
-        ranks = [f"--{name}={value}" for name, value in self._lab.in_steps().items() if "--partition=low" in options]
-        argv = [*line, "--gpus", "sim:1", "--no-dashboard", *ranks, *launch, script, *self._words]
+        argv = [*line, "--gpus", "sim:1", "--no-dashboard", *launch, script, *self._words]
         return self._lab.exec(self._lab.login, argv, check=True).stdout.strip()
 
     def read(self, file: str) -> str:

@@ -80,19 +80,11 @@ class Lab:
         self._roots: dict[str, Client] = {}
         self.others: set[str] = set()  # processes of the user that were there before the tests
 
-    def has_pmix(self) -> bool:
-        """Return whether srun starts MPI's ranks: sid's 26.05.5 is built without PMIx, and mpirun does it there."""
-        types = self.exec(self.login, ["srun", "--mpi=list"])
-        return "pmix" in types.stdout + types.stderr
-
     def needs_pmix(self) -> None:
-        """Skip a test of srun with MPI where it cannot be had."""
-        if not self.has_pmix():
+        """Skip a test of srun with MPI where Slurm is built without PMIx, as sid's 26.05.5."""
+        types = self.exec(self.login, ["srun", "--mpi=list"])
+        if "pmix" not in types.stdout + types.stderr:
             pytest.skip("this Slurm is built without PMIx")
-
-    def in_steps(self) -> dict[str, str]:
-        """Return options that put ranks into steps: at a GraceTime's start Slurm signals nothing else (26.05.5)."""
-        return {} if self.has_pmix() else {"rendezvous": "file"}
 
     def lend(self, venv: str, name: str, modules: Sequence[str], below: str = "") -> None:
         """Make ``~/NAME``, a venv with the packages of the checkout's venv; ``below``: folders that go before them."""

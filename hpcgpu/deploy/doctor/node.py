@@ -175,7 +175,7 @@ def _start_ranks(settings: Settings) -> Launcher:
     except HpcGpuError as error:
         return Launcher(error=str(error))
     argv = command.argv[:-1]  # without the rank's own command
-    if not argv or settings.rendezvous == "file":
+    if not argv or settings.rendezvous == "file" or command.by_file:
         return Launcher(command=shlex.join(argv))
     done = _run(command._replace(argv=(*argv, sys.executable, "-c", _RANK)), _RANKS_S)
     ranks = _RANK_LINE.findall(done.stdout)

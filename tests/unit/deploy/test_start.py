@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 from datetime import datetime
 from pathlib import Path
 
@@ -11,15 +12,17 @@ from paths import BATCH
 from programs import program
 from recordings import records
 
-from hpcgpu import LocalGPUCluster, PBSGPUCluster, SLURMGPUCluster
+from hpcgpu import LocalGPUCluster, PBSGPUCluster, SLURMGPUCluster, config
 from hpcgpu.batch import pbs
 from hpcgpu.cli.commands import hpcgpu
 from hpcgpu.deploy import machine, network, settings, start
+from hpcgpu.deploy.doctor import node as doctor_node
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.host import host_memory, run
+from hpcgpu.launch import launchers
 from hpcgpu.launch.environment import read_end_s
-from hpcgpu.model import Allocation, Command, HostMemory, Result, Settings
-from hpcgpu.model.allocation import ALL_OF_THE_NODE
+from hpcgpu.model import Allocation, Command, HostMemory, Result, RunDocument, Settings
+from hpcgpu.model.allocation import ALL_OF_THE_NODE, DOCUMENT
 
 UCX = {"protocol": "ucx"}
 WHERE = "keyword {name}"
@@ -161,6 +164,22 @@ def test_a_srun_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(LaunchError, match=r"srun --mpi=list has not answered in 1 s\..* try again"):
         start._find(Settings(), Allocation(batch="slurm", job_id="1"), limit_s=1.0)
+
+
+def test_ranks_are_told_to_meet_by_file_in_a_slurm_without_pmix(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    facts = launchers.LauncherFacts(mpirun="/opt/mpirun", mpi_types=("none", "pmi2"), library="Open MPI v6.0.0rc2")
+    monkeypatch.setattr(start, "_find", lambda *_: facts)
+    for name, value in (("SLURM_JOB_ID", "1"), ("SLURM_JOB_NUM_NODES", "2")):
+        monkeypatch.setenv(name, value)
+    _, line = start.launch_line({"gpus": "sim:1"}, WHERE, ("a.py",))
+    assert re.search(r"^srun .*--mpi=none .*hpcgpu run --gpus sim:1 --rendezvous file a.py$", line)
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr(start.launcher_parent, "launch", lambda _, env, *__, **___: started.append(env))
+    start.launch_run(RunDocument(settings=Settings(gpus="sim:1"), folder=str(tmp_path)))
+    assert [config.read_document(env[DOCUMENT]).settings.rendezvous for env in started] == ["file"]
+    assert doctor_node._start_ranks(Settings(gpus="sim:1")).exit_code is None  # it has no MPI to try
 
 
 def test_pbss_own_mpiexec_is_no_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

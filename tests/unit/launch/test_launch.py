@@ -152,8 +152,19 @@ def test_in_a_slurm_job_srun_speaks_what_the_library_speaks(
     assert launch.env == ((("PMIX_MCA_psec", "native"),) if mpi_type == "pmix" else ())
 
 
-def test_mpirun_starts_ranks_without_srun() -> None:
+def test_srun_without_pmix_starts_ranks_that_meet_by_file() -> None:
     found = WHEEL._replace(mpi_types=("none", "pmi2"), library=OPENMPI_4)  # not the library's type
+    for chosen in ({}, {"launcher": "srun"}):
+        launch = plan(SLURM, found, **chosen)
+        assert (launch.argv[0], "--mpi=none" in launch.argv, launch.by_file) == ("srun", True, True)
+    for chosen in ({"launcher": "mpirun"}, {"sources": {"rendezvous": "a keyword"}}):
+        launch = plan(SLURM, found, **chosen)
+        assert (launch.argv[0], launch.by_file) == ("/opt/mpirun", False)
+    assert not plan(SLURM, found._replace(mpi_types=TYPES)).by_file
+
+
+def test_mpirun_starts_ranks_without_srun() -> None:
+    found = WHEEL._replace(mpi_types=("none", "pmix"), library=MPICH)  # not the library's type
     assert plan(SLURM, found).argv[0] == "/opt/mpirun"
     assert "--mpi=none" in plan(SLURM, LauncherFacts(), rendezvous="file").argv
     assert plan(PBS, WHEEL).argv[0] == "/opt/mpirun"
