@@ -32,19 +32,19 @@ class StreamHeartbeats:
     def __init__(self, worker: Worker) -> None:
         _forget_what_was_sent()
         self._worker = worker
-        self._asked: deque[asyncio.Future[dict[str, Any]]] = deque()  # tasks may send heartbeats, too
+        self._answers: deque[asyncio.Future[dict[str, Any]]] = deque()  # tasks may send heartbeats, too
         worker.scheduler.heartbeat_worker = self._ask
         worker.stream_handlers[_OP] = self._take
 
     async def _ask(self, address: str, **facts: Any) -> dict[str, Any]:
         """Return the scheduler's answer; a worker whose stream ends closes, and cancels this."""
-        self._asked.append(asked := asyncio.get_running_loop().create_future())
+        self._answers.append(asked := asyncio.get_running_loop().create_future())
         self._worker.batched_send({"op": _OP, **facts})
         return await asked
 
     def _take(self, **answer: Any) -> None:
         """Answer the oldest: the stream keeps their order."""
-        if not (asked := self._asked.popleft()).done():
+        if not (asked := self._answers.popleft()).done():
             asked.set_result(answer)
 
 
