@@ -13,6 +13,7 @@ import os
 import secrets
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,7 @@ from hpcgpu.errors import LaunchError, SubmitError, opt
 from hpcgpu.host import limits, log, private, process
 from hpcgpu.host.addresses import local_address, loopback, reachable_addresses
 from hpcgpu.host.host_memory import format_exit, oom_kills
+from hpcgpu.host.run import ended
 from hpcgpu.model import Allocation, Layout, RunDocument, Settings
 from hpcgpu.model.allocation import SCRIPT_ADDRESS, SCRIPT_DASHBOARD, SCRIPT_ENV, SCRIPT_LEADER
 from hpcgpu.plan.jobs.needs import Size, shortages
@@ -149,7 +151,7 @@ class Rank0Leader(Leader):
         self._child: Child | None = None
         self._control: Control | None = None
         self._listening: asyncio.Task[None] | None = None
-        self._script: asyncio.subprocess.Process | None = None
+        self._script: subprocess.Popen[bytes] | None = None
 
     async def serve(self) -> int:
         """Start the workers, then run the script, or serve until the client's lease ends; return the exit code."""
@@ -348,15 +350,14 @@ class Rank0Leader(Leader):
 
     async def _run_script(self, address: str) -> int:
         found_by, kills = await supervise.to_thread(self._client_env, address), oom_kills()
-        self._script = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *self.context.run.script,
+        self._script = subprocess.Popen(
+            [sys.executable, *self.context.run.script],
             env={**process.user_env(self.context.environ), **found_by},
             # Open MPI 5's mpirun never closes the stdin of rank 0: a script that reads it would wait for ever
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
             preexec_fn=functools.partial(process.die_with_parent, os.getpid(), signal.SIGTERM),
         )
-        code = await self._script.wait()
+        code = await ended(self._script)
         if code < 0 and code not in (-signal.SIGINT, -signal.SIGTERM):  # of a user, or a batch system
             log.say(f"the script {format_exit(code, kills)}")
         return 128 - code if code < 0 else code
@@ -406,11 +407,11 @@ class Rank0Leader(Leader):
 
     async def _end_script(self) -> None:
         script = self._script
-        if script is None or script.returncode is not None:
+        if script is None or script.poll() is not None:
             return
-        script.send_signal(signal.SIGTERM)
+        script.terminate()
         try:
-            await asyncio.wait_for(script.wait(), _SCRIPT_S)
+            await asyncio.wait_for(ended(script), _SCRIPT_S)
         except TimeoutError:
             script.kill()
-            await script.wait()
+            await ended(script)

@@ -20,7 +20,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from hpcgpu.errors import LaunchError, opt, plain
 from hpcgpu.host import log
-from hpcgpu.light_typing import NamedTuple
+from hpcgpu.light_typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from threading import Event
 
 # The variable with the identity (mark) of the process that launched the ranks.
 LAUNCHER = "HPCGPU_PARENT_PROCESS"  # not the name of an option: it would be read as one
@@ -44,6 +47,7 @@ _OURS = "HPCGPU_RANK_ENV"
 _PRELOAD = "LD_PRELOAD"
 _THREADS = "OMP_NUM_THREADS"
 _COPY = r"/.*/hpcgpu-stage-\d+-[^/]+/root(/.+)"
+_LOOK_S = 0.05
 
 
 def start_time(pid: int) -> int | None:
@@ -77,16 +81,41 @@ def is_over(named: str) -> bool:
 
 @contextlib.contextmanager
 def watched(pid: int, started: int) -> Iterator[int | None]:
-    """Yield a descriptor that is readable at the process's end, None if it has ended; the pid is not reused."""
+    """Yield a descriptor that is readable at the process's end, None if it has ended; the pid is not reused.
+
+    Kernels before 5.3 (RHEL 8) have no pidfd, nor have Pythons that were built on them, and containers may refuse it:
+    there a thread looks, and the pid may be reused.
+    """
+    from threading import Event
+
+    left = Event()
     try:
-        pidfd = os.pidfd_open(pid)
+        end = os.pidfd_open(pid)
     except ProcessLookupError:
         yield None
         return
+    except (OSError, AttributeError):
+        end = _polled(pid, started, left)
     try:
-        yield pidfd if start_time(pid) == started else None
+        yield end if start_time(pid) == started else None
     finally:
-        os.close(pidfd)
+        left.set()
+        os.close(end)
+
+
+def _polled(pid: int, started: int, left: Event) -> int:
+    """Return the end of a pipe that a thread closes at the process's end, or once ``left`` is set."""
+    from threading import Thread
+
+    end, kept = os.pipe()
+
+    def look() -> None:
+        with open(kept, "wb"):
+            while start_time(pid) == started and not left.wait(_LOOK_S):
+                pass
+
+    Thread(target=look, daemon=True).start()
+    return end
 
 
 def wait_for_end(pid: int, started: int, limit_s: float | None = None) -> None:

@@ -13,6 +13,7 @@ import struct
 import sys
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
+from typing import IO, Self
 
 from hpcgpu import supervise
 
@@ -20,6 +21,7 @@ _HEAD = struct.Struct("!II")
 _CHUNK_BYTES = 1 << 16
 # A client or browser sends at once. Neighbours who send nothing may not keep all descriptors of this process.
 _MOST_WAITING = 64
+Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 
 def ssh_command(port: int, environ: Mapping[str, str], host: str) -> str:
@@ -56,13 +58,21 @@ class Mux:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        connect: Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]] | None = None,
+        connect: Connect | None = None,
     ) -> None:
         self._reader, self._writer, self._connect = reader, writer, connect
         self._next = 0  # the number of the next connection: none has a number twice
         self._newcomers = Newcomers()
         self._open: dict[int, asyncio.StreamWriter] = {}
         self._pumps: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def over(cls, source: IO[bytes], target: IO[bytes], connect: Connect | None = None) -> Self:
+        """Make one end of the relay over two pipes, which it closes."""
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source)
+        transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, target)
+        return cls(reader, asyncio.StreamWriter(transport, protocol, None, loop), connect)
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry a connection that was accepted here, until it ends."""
@@ -123,12 +133,8 @@ class Mux:
 
 async def serve(port: int) -> None:
     """Run the far end on stdin and stdout."""
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sys.stdout)
-    writer = asyncio.StreamWriter(transport, protocol, None, loop)
-    await Mux(reader, writer, lambda: asyncio.open_connection("127.0.0.1", port)).run()
+    connect = functools.partial(asyncio.open_connection, "127.0.0.1", port)
+    await (await Mux.over(sys.stdin.buffer, sys.stdout.buffer, connect)).run()
 
 
 if __name__ == "__main__":

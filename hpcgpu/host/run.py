@@ -1,4 +1,8 @@
-"""Run the commands of pure code: programs that answer (:func:`run`), and jobs that live on (:func:`start`)."""
+"""Run the commands of pure code: programs that answer (:func:`run`), and jobs that live on (:func:`start`).
+
+No program is started by asyncio: cancelled meanwhile, it hangs, or leaves a zombie or a pidfd (CPython issues 125502
+and 103847; 3.11.7, 3.12.1, 3.13.5, 3.14.10). ``subprocess.Popen`` starts it, and :func:`ended` awaits its end.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +28,6 @@ COPIES = 8
 # How long other processes may keep a program's output open after its end: qsub leaves a background process for later
 # calls (OpenPBS 23.06.06), which would hold the pipe for ever.
 _IDLE_S = 1.0
-# The longest time between looks at a program; not every kernel has a pidfd to wait for.
-_LOOK_S = 0.05
 _limits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
@@ -37,8 +39,6 @@ async def run(command: Command) -> Result:
     """
     limit = _limits.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(COPIES))
     async with limit:
-        # Neither pipes nor programs by asyncio: cancelled while it starts one, it hangs, or leaves a zombie or a pidfd
-        # (CPython issues 125502 and 103847; 3.11.7, 3.12.1, 3.13.5, 3.14.10).
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         stdout, stderr = bytearray(), bytearray()
         # opened here: a task that is cancelled before it runs would leave them open
@@ -103,9 +103,23 @@ def end(started: Started, grace_s: float = 10.0) -> None:
     is_running(started)  # a child of ours is reaped
 
 
+async def ended(child: subprocess.Popen[bytes]) -> int:
+    """Wait for the end of a child of this process; return its exit code, negative for a signal."""
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    while (code := child.poll()) is None:
+        with process.watched(child.pid, process.start_time(child.pid) or 0) as end:
+            if end is not None:
+                loop.add_reader(end, over.set)
+                try:
+                    await over.wait()
+                finally:
+                    loop.remove_reader(end)
+    return code
+
+
 async def _execute(command: Command, out: int, err: int) -> tuple[int, str]:
     """Return the exit code, and a message if the program could not run or end; closes ``out`` and ``err``."""
-    program, pause_s = command.argv[0], 0.001
+    program = command.argv[0]
     stdin = os.memfd_create("stdin")
     try:
         with open(stdin, "wb", closefd=False) as f:
@@ -126,10 +140,7 @@ async def _execute(command: Command, out: int, err: int) -> tuple[int, str]:
             os.close(fd)
     try:
         async with asyncio.timeout(command.timeout_s):
-            while (code := started.poll()) is None:
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LOOK_S)
-            return code, ""
+            return await ended(started), ""
     except TimeoutError:
         return TIMED_OUT, f"{program}: no answer in {command.timeout_s:g} s; it was killed\n"
     finally:

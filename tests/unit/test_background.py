@@ -50,6 +50,8 @@ EXCEPTIONS = {
     ("deploy/doctor/probes.py", "gather", "Thread"): "what a look raises is said as the reason why nothing was seen",
     ("deploy/doctor/node.py", "Listener.__init__", "Thread"): "who connects gets no answer, and says so",
     ("spill/storage/pinned.py", "_threads", "ThreadPoolExecutor"): "_in_threads waits, and gets what it raises",
+    ("host/process.py", "_polled", "Thread"): "it closes a pipe whatever is raised",
+    ("host/run.py", "ended", "add_reader"): "it sets an event",
     ("host/run.py", "run", "create_task"): "awaited in the same function",
 }
 

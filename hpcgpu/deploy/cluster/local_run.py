@@ -11,6 +11,7 @@ import functools
 import os
 import shlex
 import signal
+import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from hpcgpu.deploy.start import ld_preload, local_launch
 from hpcgpu.errors import ConfigError, HpcGpuError, JobError, LaunchError
 from hpcgpu.host import limits, private, process, remover
 from hpcgpu.host.addresses import local_address
+from hpcgpu.host.run import ended
 from hpcgpu.host.scratch import Scratch, home_of, make_private, sweep
 from hpcgpu.launch.environment import JOB_PREFIXES, WITHHELD
 from hpcgpu.model import JobState, JobStatus, RunDocument, Settings
@@ -87,7 +89,7 @@ class LocalRun:
         self.script = ""  # the command; "": not made here
         self.wanted_workers = self.requested_workers = 0  # counted when it was ready
         self._scratch: Scratch | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def job(self) -> Job | None:
@@ -96,7 +98,7 @@ class LocalRun:
             return replace(head, status=_RUNNING)
         if not self._process:
             return None
-        code = self._process.returncode
+        code = self._process.poll()
         status = _RUNNING if code is None else JobStatus(JobState.ENDED, "", "", code)
         return Job(id=str(self._process.pid), role=HEAD, log=str(self._log), nodes=0, status=status)
 
@@ -128,9 +130,9 @@ class LocalRun:
         try:
             argv, environ, log = await supervise.to_thread(self._plan, self._document)
             with log:
-                self._process = await asyncio.create_subprocess_exec(
-                    *argv,
-                    stdin=asyncio.subprocess.DEVNULL,
+                self._process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     env=environ,
@@ -206,15 +208,15 @@ class LocalRun:
 
     async def end(self) -> bool:
         """End the ranks: they see that the client is gone, get SIGTERM if they take long, then SIGKILL. Return True."""
-        if self._process and self._process.returncode is None:
+        if self._process and self._process.poll() is None:
             if self._view.scheduler() is None:  # no client has been there
                 self._process.terminate()
             for force in (self._process.terminate, self._process.kill):
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._process.wait(), _LOCAL_END_S)
+                    await asyncio.wait_for(ended(self._process), _LOCAL_END_S)
                     break
                 force()
-            await self._process.wait()
+            await ended(self._process)
         if self._scratch:
             await supervise.to_thread(self._scratch.remove)
         return True

@@ -12,8 +12,10 @@ import hmac
 import json
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +27,7 @@ from hpcgpu import supervise
 from hpcgpu.errors import message_of
 from hpcgpu.host import log, private
 from hpcgpu.host.relay import Mux, Newcomers, ssh_command
+from hpcgpu.host.run import ended
 
 # The scheduler's handler; hpcgpu.deploy.processes.dashboard_http serves it.
 HANDLER = "hpcgpu_dashboard"
@@ -251,38 +254,49 @@ class Tunnel:
     Any process that reaches the port still needs the cluster's certificate.
     """
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, server: asyncio.Server, carrying: asyncio.Task[None]
-    ) -> None:
-        self._process, self._server, self._carrying = process, server, carrying
-        self.address = f"{_HOST}:{server.sockets[0].getsockname()[1]}"
+    def __init__(self, argv: tuple[str, ...]) -> None:
+        pipe = subprocess.PIPE
+        self._error = FileIO(os.memfd_create("stderr"), "r+")  # a full pipe would stop the relay
+        self._process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=self._error, bufsize=0)
+        self._server: asyncio.Server | None = None
+        self._carrying: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(cls, argv: tuple[str, ...]) -> Self:
         """Start the relay by its command, and listen."""
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe, stderr=pipe)
-        assert process.stdin
-        assert process.stdout
-        mux = Mux(process.stdout, process.stdin)
-        server = await asyncio.start_server(mux.carry, _HOST, 0)
+        tunnel = cls(argv)
+        try:
+            await tunnel._listen()
+        except BaseException:  # also if we are cancelled
+            await tunnel.close()
+            raise
+        return tunnel
+
+    async def _listen(self) -> None:
+        assert self._process.stdout
+        assert self._process.stdin
+        mux = await Mux.over(self._process.stdout, self._process.stdin)
         # however it ends, it closes all connections: their users look for the scheduler again
-        return cls(process, server, supervise.start(mux.run, "the tunnel to the scheduler's node", supervise.only_log))
+        self._carrying = supervise.start(mux.run, "the tunnel to the scheduler's node", supervise.only_log)
+        self._server = await asyncio.start_server(mux.carry, _HOST, 0)
+        self.address = f"{_HOST}:{self._server.sockets[0].getsockname()[1]}"
 
     async def failure(self) -> str:
         """Return the relay's error once it has ended; "" while it runs."""
-        if self._carrying.done():  # its end of the pipe is closed: it is ending, but may not have ended yet
+        if self._carrying and self._carrying.done():  # its pipe is closed: it is ending, but may not have ended yet
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), _ENDING_S)
-        if self._process.returncode is None or self._process.stderr is None:
+                await asyncio.wait_for(ended(self._process), _ENDING_S)
+        if (code := self._process.poll()) is None:
             return ""
-        error = (await self._process.stderr.read()).decode(errors="replace").strip()
-        return error or f"it ended with exit code {self._process.returncode}"
+        self._error.seek(0)
+        return self._error.readall().decode(errors="replace").strip() or f"it ended with exit code {code}"
 
     async def close(self) -> None:
         """End the relay and stop listening."""
-        self._server.close()
-        self._carrying.cancel()
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
-        await self._process.wait()
+        if self._server:
+            self._server.close()
+        self._process.terminate()
+        await ended(self._process)
+        self._error.close()
+        if self._carrying:
+            self._carrying.cancel()

@@ -4,15 +4,18 @@ import asyncio
 import contextlib
 import socket
 import struct
+import sys
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
+import leaks
 import psutil
 import pytest
 from distributed import Scheduler, Worker
 from distributed.comm.addressing import get_address_host
 
 from hpcgpu.deploy import compat
+from hpcgpu.deploy.network.dashboard import Tunnel
 from hpcgpu.deploy.network.scheduler_file import connect_first, security
 from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.host.addresses import local_address, reachable_addresses
@@ -56,6 +59,27 @@ async def asked(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], d
     reader, writer = connection
     writer.write(data)
     return await reader.readexactly(len(data))
+
+
+@pytest.mark.parametrize("turns", range(12))
+def test_tunnel_cancelled_while_it_opens_leaves_nothing(turns: int) -> None:
+    async def main() -> None:
+        opening = asyncio.create_task(Tunnel.open((sys.executable, "-m", "hpcgpu.host.relay", "1")))
+        [await asyncio.sleep(0) for _ in range(turns)]
+        opening.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await (await opening).close()
+
+    with leaks.nothing_left():
+        asyncio.run(main())
+
+
+async def test_tunnel_whose_relay_fails_tells_its_error() -> None:
+    failing = await Tunnel.open(("sh", "-c", "head -c 1000000 /dev/zero >&2; echo refused >&2; exit 3"))
+    while not (text := await failing.failure()):
+        await asyncio.sleep(0.01)
+    assert text.endswith("refused")
+    await failing.close()
 
 
 async def test_a_connection_that_is_reset_leaves_the_others_alone() -> None:

@@ -1,6 +1,7 @@
 """Programs that answer, hang, print much, are not there; the launcher's parent; standard error that is gone."""
 
 import asyncio
+import errno
 import io
 import os
 import select
@@ -18,7 +19,7 @@ from programs import program
 from waiting import scaled, until
 
 from hpcgpu.errors import LaunchError
-from hpcgpu.host import log
+from hpcgpu.host import log, process
 from hpcgpu.host import run as host
 from hpcgpu.host.process import start_time
 from hpcgpu.model import Command
@@ -36,7 +37,7 @@ sys.exit(launcher_parent.wait(launcher.pid, path, patience_s=float(patience_s)))
 """
 OPENS = """
 import os, sys
-from hpcgpu.host import log
+from hpcgpu.host import log, process
 log.open_missing()
 files = [os.readlink(f"/proc/self/fd/{fd}") for fd in (0, 1, 2)]
 child = os.popen("readlink /proc/self/fd/2").read().strip()
@@ -119,6 +120,30 @@ def test_run_at_the_end_of_its_loop_leaves_nothing(turns: int, cancelled: bool) 
 
     with leaks.nothing_left():  # asyncio.run cancels it, once more
         asyncio.run(main())
+
+
+def no_pidfd(*_: object) -> int:
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+@pytest.mark.parametrize("kernel", ["5.3", "4.18", "python-of-4.18"])
+def test_ends_are_seen_with_and_without_a_pidfd(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kernel == "4.18":
+        monkeypatch.setattr(os, "pidfd_open", no_pidfd)
+    elif kernel == "python-of-4.18":  # built where the C library does not know it
+        monkeypatch.delattr(os, "pidfd_open")
+    with leaks.nothing_left():
+        assert host.run_sync(bash("exit 3")).returncode == 3
+        assert host.run_sync(bash("sleep 60", timeout_s=0.1)).returncode == 124
+        started = host.start(Command(("sleep", "60")))
+        with process.watched(started.pid, started.start_time) as end:
+            assert not select.select([end], [], [], 0)[0]
+            os.kill(started.pid, signal.SIGKILL)
+            assert select.select([end], [], [], scaled(30))[0]
+        host.end(started)
+        with process.watched(started.pid, started.start_time) as end:
+            assert end is None
+        process.wait_for_end(started.pid, started.start_time)
 
 
 def test_program_with_a_child_on_its_output_does_not_block() -> None:
@@ -204,12 +229,12 @@ def test_a_job_that_was_suspended_for_long_goes_on(tmp_path: Path) -> None:
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as waiting:
         assert waiting.stdout
         waiting.stdout.readline()
-        process = psutil.Process(waiting.pid)
-        until(lambda: process.status() == psutil.STATUS_SLEEPING, "it waits")
-        process.suspend()
-        until(lambda: process.status() == psutil.STATUS_STOPPED, "it is stopped")
+        parent = psutil.Process(waiting.pid)
+        until(lambda: parent.status() == psutil.STATUS_SLEEPING, "it waits")
+        parent.suspend()
+        until(lambda: parent.status() == psutil.STATUS_STOPPED, "it is stopped")
         time.sleep(0.3)  # longer than its patience, which is what this is about
-        process.resume()
+        parent.resume()
         waiting.send_signal(signal.SIGUSR1)
         assert waiting.wait(scaled(30)) == 5
 
