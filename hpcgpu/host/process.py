@@ -311,14 +311,15 @@ def titled(new_title: str) -> Iterator[None]:
 
 def refused(error: BaseException) -> str:
     """Return a message if the kernel refuses a process, a thread (EAGAIN) or a file; "" for another error."""
-    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+    number, is_of_file = getattr(error, "errno", None), getattr(error, "filename", None) is not None  # or of a port
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) or (number == errno.EACCES and is_of_file):
         folders = plain(f"HOME, TMPDIR, {opt('local_directory')}, {opt('log_directory')}")
         return (
             f"a file could not be read or written on {os.uname().nodename}: {error}. Make room where it lies (df -h, "
             f"df -i, quota -s), or give a folder that you can write to ({folders})"
         )
     # For a thread Python has only a message (3.11 to 3.14).
-    if getattr(error, "errno", None) != errno.EAGAIN and "can't start new thread" not in str(error):
+    if number != errno.EAGAIN and "can't start new thread" not in str(error):
         return ""
     most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     limit = "any number" if most == resource.RLIM_INFINITY else most

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import traceback
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
+
+from hpcgpu.errors import HpcGpuError, cause_of
+from hpcgpu.host import process
 
 
 class Control:
@@ -46,6 +50,14 @@ class Control:
 def encode(op: str, **fields: object) -> bytes:
     """Encode one message as a line of JSON."""
     return json.dumps({"op": op, **fields}).encode() + b"\n"
+
+
+def failure_of(error: Exception) -> dict[str, str]:
+    """Return the report to the parent about a process that cannot start: the reason, and a traceback if that helps."""
+    cause = cause_of(error)
+    message = str(cause) if isinstance(cause, HpcGpuError) else process.refused(cause)
+    reason = message or "".join(traceback.format_exception_only(cause)).strip()
+    return {"text": "" if message else "".join(traceback.format_exception(error)), "reason": reason}
 
 
 @dataclass(slots=True)

@@ -12,7 +12,6 @@ import selectors
 import signal
 import socket
 import time
-import traceback
 import warnings
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from distributed.scheduler import TaskState, heartbeat_interval
 from hpcgpu.deploy import compat, network
 from hpcgpu.deploy.dashboard.usage import UsagePlugin, say_summary
 from hpcgpu.deploy.network.scheduler_file import Certificate, security
-from hpcgpu.deploy.processes.control import Control
+from hpcgpu.deploy.processes.control import Control, failure_of
 from hpcgpu.deploy.processes.dashboard_http import ROUTES, serve_dashboard
 from hpcgpu.deploy.processes.handshakes import limit_handshakes
 from hpcgpu.deploy.processes.heartbeats import answer_by_stream
@@ -36,9 +35,8 @@ from hpcgpu.deploy.processes.leaders import LeaderConnections
 from hpcgpu.deploy.processes.lease_server import LeaseServer
 from hpcgpu.deploy.processes.saving import SavingScheduler, retire, save
 from hpcgpu.deploy.processes.stalls import StallDetector
-from hpcgpu.errors import JobError, cause_of, opt
+from hpcgpu.errors import JobError, opt
 from hpcgpu.host import peer_memory, process
-from hpcgpu.supervise import reason_of
 
 _HANGS_S = 55.0  # shorter than rank 0 waits: the log shows where the process hangs
 _TELL_S = 0.3  # a client's gather() must see the errors before it sees that the connection is lost
@@ -157,8 +155,10 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
     try:
         scheduler = await _start(spec, control)
     except Exception as e:
-        port = f"; {opt('scheduler_port', spec.port)}: leave it out for a free port" if spec.port else ""
-        control.send("error", text="".join(traceback.format_exception(e)), reason=reason_of(cause_of(e)) + port)
+        report = failure_of(e)
+        if spec.port and report["text"]:
+            report["reason"] += f"; {opt('scheduler_port', spec.port)}: leave it out for a free port"
+        control.send("error", **report)
         await control.drained()
         return 1
     finally:

@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +26,11 @@ from hpcgpu.deploy import compat, network
 from hpcgpu.deploy.dashboard.worker_metrics import WorkerMetrics
 from hpcgpu.deploy.network.node_copies import this_process
 from hpcgpu.deploy.processes import polars_engine
-from hpcgpu.deploy.processes.control import Control, encode
+from hpcgpu.deploy.processes.control import Control, encode, failure_of
 from hpcgpu.deploy.processes.handshakes import limit_handshakes
 from hpcgpu.deploy.processes.heartbeats import StreamHeartbeats
 from hpcgpu.deploy.processes.rmm import set_up_rmm
-from hpcgpu.errors import ConfigError, HpcGpuError, LaunchError, cause_of
+from hpcgpu.errors import ConfigError, LaunchError
 from hpcgpu.host import cuda_driver, host_memory, kernel_binding, log, peer_memory, process
 from hpcgpu.model import WorkerSpec
 from hpcgpu.model.settings import Limit
@@ -187,9 +186,9 @@ def main(start: WorkerStart, control: socket.socket) -> int:
         check_device(start.spec)
         open_context(start.kwargs["scheduler_ip"], start.spec)
     except Exception as e:
-        report, is_known = _failure(e)
+        report = failure_of(e)
         control.sendall(encode("error", **report))
-        if is_known:
+        if not report["text"]:
             return 1
         raise
     return asyncio.run(_serve(start, control))
@@ -208,10 +207,10 @@ async def _serve(start: WorkerStart, sock: socket.socket) -> int:
         check_room(spec)
         await worker  # until it has registered
     except Exception as e:
-        report, is_known = _failure(e)
+        report = failure_of(e)
         control.send("error", **report)
         await control.drained()
-        if is_known:
+        if not report["text"]:
             return 1
         raise
     control.send("started", address=worker.address, dir=worker.local_directory)
@@ -221,14 +220,6 @@ async def _serve(start: WorkerStart, sock: socket.socket) -> int:
     # non-daemonic threads of user code must not keep a closed worker alive
     log.flush()
     os._exit(0)
-
-
-def _failure(error: Exception) -> tuple[dict[str, str], bool]:
-    """Return the report to the nanny about a worker that cannot start, and True if its reason is complete."""
-    cause = cause_of(error)
-    message = str(cause) if isinstance(cause, HpcGpuError) else process.refused(cause)
-    reason = message or "".join(traceback.format_exception_only(cause)).strip()
-    return {"text": "".join(traceback.format_exception(error)), "reason": reason}, bool(message)
 
 
 def check_room(spec: WorkerSpec) -> None:

@@ -37,8 +37,9 @@ FILL = """
 """
 # As the kernel refuses under 'ulimit -u', which does not count for root.
 REFUSING = """
-import _thread, os, threading
+import _thread, os, threading, traceback
 
+start = getattr(_thread, "start_joinable_thread", _thread.start_new_thread)  # since Python 3.13
 fork, left = os.fork, [int(os.environ.get("FORKS", 1000))]
 
 def refusing_fork():
@@ -47,12 +48,15 @@ def refusing_fork():
         raise BlockingIOError(11, "Resource temporarily unavailable")
     return fork()
 
-def refusing_thread(*_):
-    raise RuntimeError("can't start new thread")
+def refusing_thread(*call, **options):
+    if any(os.environ["NO_THREADS"] in frame.filename for frame in traceback.extract_stack()):
+        raise RuntimeError("can't start new thread")
+    return start(*call, **options)
 
 os.fork = refusing_fork
 if "NO_THREADS" in os.environ:
     _thread.start_new_thread = threading._start_new_thread = refusing_thread
+    _thread.start_joinable_thread = threading._start_joinable_thread = refusing_thread
 """
 # Dask imports a preload twice in each worker.
 ONE_LICENCE = 'import os\n"LICENCE" in os.environ or os.environ.update(LICENCE=open({path!r}, "x").name)\n'
@@ -124,8 +128,8 @@ def test_all_workers_pause_and_the_run_ends_with_the_reason(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "refused",
-    [{"FORKS": "0"}, {"FORKS": "1"}, {"FORKS": "2"}, {"NO_THREADS": "1"}],
-    ids=["leader", "fork-server-scheduler", "fork-server-worker", "threads"],
+    [{"FORKS": "0"}, {"FORKS": "1"}, {"FORKS": "2"}, {"NO_THREADS": ""}, {"NO_THREADS": "/processes/worker.py"}],
+    ids=["leader", "fork-server-scheduler", "fork-server-worker", "threads", "threads-worker"],
 )
 def test_refused_process_or_thread_is_an_error(tmp_path: Path, refused: dict[str, str]) -> None:
     (tmp_path / "sitecustomize.py").write_text(REFUSING)
