@@ -39,10 +39,9 @@ def clear_old(home: Path) -> None:
     """Remove the folders that killed launches left in ``home``, where each launch has its own."""
     import shutil
 
-    if home.is_dir():
-        for folder in home.iterdir():
-            if time.time() - folder.lstat().st_mtime > _OLD_S:
-                shutil.rmtree(folder, ignore_errors=True)
+    for folder in private.files_in(home):
+        if time.time() - folder.lstat().st_mtime > _OLD_S:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def meet_by_files(record: Mapping[str, Any], facts: RankFacts, folder: Path, deadline_s: float) -> Records:

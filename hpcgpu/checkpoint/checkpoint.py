@@ -36,6 +36,7 @@ from hpcgpu.checkpoint.segments import Chunk
 from hpcgpu.checkpoint.writer import CheckpointPlugin, outputs_of, part_of
 from hpcgpu.deploy.jobs.batch_client import ask
 from hpcgpu.errors import CheckpointError, ConfigError
+from hpcgpu.host import private
 from hpcgpu.model import JobState
 from hpcgpu.supervise import reason_of
 from hpcgpu.units import counted
@@ -380,13 +381,13 @@ class Checkpoint:
         return Task(key, values.load, str(self._folder.path), tuple(chunk), tuple(place))
 
     def _manifest(self, name: str) -> Manifest:
-        if self._folder.path.is_dir() and (manifest := self._folder.manifest(name)):
+        if (mode := private.mode_of(self._folder.path)) and (manifest := self._folder.manifest(name)):
             if manifest.format != FORMAT:
                 raise CheckpointError(
                     f"{name!r} has format {manifest.format}, and this hpcgpu reads {FORMAT}: run its script again"
                 )
             return manifest
-        if not self._folder.path.is_dir():
+        if not mode:
             raise ConfigError(f"there is no folder {self._folder.path}")
         raise ConfigError(f"{self._folder.path} has no {name!r}; it has: {', '.join(self.names) or 'none'}")
 

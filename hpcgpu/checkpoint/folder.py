@@ -106,7 +106,7 @@ class Folder:
         self.path = path
         self.index = Index(path)
         self.token = ""  # of this object's ownership
-        if not trusted and path.exists():
+        if not trusted and private.mode_of(path):
             self._check()
 
     def make(self, *, trusted: bool) -> None:
@@ -138,7 +138,8 @@ class Folder:
     @property
     def names(self) -> tuple[str, ...]:
         """All names, sorted."""
-        return tuple(sorted(path.name.removesuffix(_MANIFEST) for path in self.path.glob(f"*{_MANIFEST}")))
+        names = [path.name for path in private.files_in(self.path)]
+        return tuple(sorted(name.removesuffix(_MANIFEST) for name in names if name.endswith(_MANIFEST)))
 
     def write(self, name: str, computation: Computation, count: int, template: str) -> Manifest:
         """Begin a name anew: chunks that it had do not count any more."""

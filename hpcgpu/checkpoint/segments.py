@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcgpu.errors import CheckpointError
+from hpcgpu.host import private
 from hpcgpu.spill.storage.segments import divide
 
 SEGMENT, OWNER = ".segment", "owner"  # names of files
@@ -180,7 +181,7 @@ class Index:
 
     def refresh(self, *, behind_damage: bool = False) -> None:
         """Read new records of all segments; ``behind_damage``: look for records there, too."""
-        names = {path.name for path in self._folder.glob(f"*{SEGMENT}")}
+        names = {path.name for path in private.files_in(self._folder) if path.name.endswith(SEGMENT)}
         if gone := self._ends.keys() - names:
             self._ends = {name: end for name, end in self._ends.items() if name not in gone}
             self.damage = {name: offset for name, offset in self.damage.items() if name not in gone}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,8 +40,9 @@ _COLUMNS = (
 def checkpoint(folder: str, verify: bool, name: str | None, trust_folder: bool, as_json: bool) -> int:
     """Show the names in the checkpoint FOLDER, how many of their chunks are there, and which process may write."""
     from hpcgpu.checkpoint.folder import Folder, poll
+    from hpcgpu.host import private
 
-    if not Path(folder).is_dir():
+    if not stat.S_ISDIR(private.mode_of(Path(folder))):
         raise ConfigError(f"there is no folder {folder}")
     opened = Folder(Path(folder), trusted=trust_folder)
     if name:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -270,6 +271,8 @@ def _checked(script: tuple[str, ...], command: str) -> tuple[str, ...]:
     """Return the script and its arguments; raise ConfigError if a command that needs it has none, or for no file."""
     if not script and command != "hpcgpu plan":
         raise ConfigError(f"the script is missing: {command} [options] script.py [arguments]")
-    if script and not Path(script[0]).is_file():
+    from hpcgpu.host import private
+
+    if script and not stat.S_ISREG(private.mode_of(Path(script[0]))):
         raise ConfigError(f"there is no script {script[0]!r} (in {Path.cwd()}); give the path of a Python file")
     return script

@@ -23,6 +23,21 @@ SEEN_S = 3.0
 _LOOK_S = 0.2
 
 
+# Path.glob calls a folder that cannot be read empty since Python 3.13, and Path.exists and is_dir what cannot be seen
+# missing since 3.14.
+def mode_of(path: Path) -> int:
+    """Return the mode of a file or folder, 0 without one; OSError if that cannot be seen."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return what a folder has, nothing if there is no such folder; OSError if that cannot be read."""
+    return list(folder.iterdir()) if stat.S_ISDIR(mode_of(folder)) else []
+
+
 def make_folder(path: Path) -> Path:
     """Make a folder and its parents, mode 0700; raise HpcGpuError if others can enter it, or it is a link."""
     if not path.parent.exists():
@@ -162,7 +177,7 @@ def remove_exit_file(path: str) -> None:
 def check_exit_file(path: str, host: str) -> None:
     """Raise LaunchError if the exit file cannot be written on this node."""
     folder = Path(path).parent
-    if not folder.is_dir():
+    if not mode_of(folder):
         raise LaunchError(
             f"'hpcgpu launch' waits for the run's exit code in {folder}, which is not there on {host}: this node and "
             "that of 'hpcgpu launch' share no such folder. Start it on the first node of the job, or set HOME to a "

@@ -146,7 +146,7 @@ class Run:
     def all(cls, home: Path, say: Callable[[str], None] = log.say) -> tuple[Self, ...]:
         """Return all runs below ``home``, the oldest first; ``say`` gets a line for each unreadable one."""
         readable = []
-        for folder in home.iterdir() if home.is_dir() else ():
+        for folder in private.files_in(home):
             try:
                 readable.append(cls.open(folder))
             except ConfigError as e:  # said now, not in the middle of a table
@@ -404,10 +404,10 @@ def home() -> Path:
 
 def sweep(home: Path) -> None:
     """Remove the folders of runs without a record, whose clients died before they wrote it."""
-    for folder in home.iterdir() if home.is_dir() else ():
+    for folder in private.files_in(home):
         with contextlib.suppress(FileNotFoundError):  # its client removes it now
             newest = max(path.lstat().st_mtime for path in (folder, *folder.iterdir()))
-            if not (folder / _RECORD).exists() and time.time() - newest > _UNWRITTEN_S:
+            if not private.mode_of(folder / _RECORD) and time.time() - newest > _UNWRITTEN_S:
                 shutil.rmtree(folder, ignore_errors=True)
 
 

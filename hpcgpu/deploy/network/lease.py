@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcgpu import supervise
+from hpcgpu.host import private
 from hpcgpu.model.waits import Backoff
 from hpcgpu.supervise import reason_of
 
@@ -122,7 +123,7 @@ def detach(folder: Path) -> None:
 
 def is_detached(folder: Path) -> bool:
     """Return whether the client has given the lease up on purpose."""
-    return (folder / _DETACHED).exists()
+    return bool(private.mode_of(folder / _DETACHED))
 
 
 def is_held(folder: Path, grace_s: float) -> bool:
@@ -139,7 +140,7 @@ def is_held(folder: Path, grace_s: float) -> bool:
             os.utime(now.fileno())
             return os.fstat(now.fileno()).st_mtime - os.fstat(lease.fileno()).st_mtime <= grace_s
     except FileNotFoundError:
-        return folder.is_dir()
+        return bool(private.mode_of(folder))
 
 
 def take_up(folder: Path) -> None:

@@ -309,7 +309,7 @@ def make_folder(home: Path) -> Path:
 def publish(folder: Path, content: SchedulerFile) -> None:
     """Write the file with the folder's nonce, and a higher ``restart_count`` than before; called by rank 0."""
     life = folder / _LIFE  # no variable shows that PBS reruns a job
-    count = max(content.restart_count, int(life.read_text()) + 1 if life.exists() else 0)
+    count = max(content.restart_count, int(life.read_text()) + 1 if private.mode_of(life) else 0)
     private.write(life, str(count))
     facts = asdict(content) | {"nonce": private.read(folder / _NONCE), "restart_count": count}
     private.write(folder / _FILE, json.dumps(facts))

@@ -1,5 +1,6 @@
 """A checkpoint's folder: who may write, whom it trusts, and its manifests."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from ranks import in_process
+from shared_host import as_neighbour, by_root
 
 from hpcgpu.checkpoint.computation import Computation
 from hpcgpu.checkpoint.folder import Folder, Holder
@@ -67,6 +69,25 @@ def test_folder_of_another_user_is_refused_by_name(tmp_path: Path) -> None:
     os.chown(path, 12345, -1)
     with pytest.raises(ConfigError, match=rf"{path} belongs to user 12345.* trust_folder=True"):
         Folder(path)
+
+
+@by_root
+def test_names_and_chunks_outlast_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
+    """As where a ticket for the file server has expired."""
+    folder = folder_of(tmp_path)
+    with contextlib.closing(SegmentWriter(folder.path)) as writer:
+        writer.append(Chunk(folder.write("x", ONE, 1, "").run, (0,)), [memoryview(b"payload")])
+        writer.sync()
+    folder.index.refresh()
+
+    def look() -> None:
+        with pytest.raises(PermissionError):
+            print(folder.names)
+        with pytest.raises(PermissionError):
+            folder.index.refresh()
+        assert folder.index.chunks
+
+    as_neighbour(look)
 
 
 def test_owner_that_lives_is_named_to_the_next_one(tmp_path: Path) -> None:

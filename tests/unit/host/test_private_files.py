@@ -197,6 +197,20 @@ def test_claim_without_a_private_home_is_made_in_tmpdir(
 
 
 @by_root
+@pytest.mark.parametrize("look", [private.mode_of, private.files_in])
+def test_what_cannot_be_seen_is_not_called_missing(tmp_path: Path, look: Callable[[Path], object]) -> None:
+    (tmp_path / "closed").mkdir(mode=0o700)
+    (tmp_path / "closed" / "in" / "it").mkdir(parents=True)
+    assert look(tmp_path / "closed" / "in") != look(tmp_path / "none")
+
+    def see() -> None:
+        with pytest.raises(PermissionError):
+            look(tmp_path / "closed" / "in")
+
+    as_neighbour(see)
+
+
+@by_root
 def test_another_user_cannot_be_there_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Launch, GPU and number can be guessed."""
     with tempfile.TemporaryDirectory(dir="/tmp") as home:  # a test's own folders are closed to a neighbour
