@@ -37,8 +37,9 @@ from hpcgpu.model.allocation import SCRIPT_ADDRESS, SCRIPT_DASHBOARD, SCRIPT_ENV
 from hpcgpu.plan.jobs.needs import Size, shortages
 from hpcgpu.units import counted
 
-# Limits for the script's end after SIGTERM, and for the scheduler to hear all other nodes' goodbyes.
-_SCRIPT_S = 2.0
+# Limits for the script's end by the error of its futures and after SIGTERM, and for the scheduler to hear all other
+# nodes' goodbyes.
+_RAISES_S, _SCRIPT_S = 10.0, 2.0
 _SAVE_S = 30.0  # half of what a leader may take to end
 _SCHEDULER_S = 5.0
 _SCHEDULER_START_S = 60.0
@@ -146,7 +147,7 @@ class Rank0Leader(Leader):
         self._present, self._working, self._died = 0, 1, ""
         self._absent: list[str] = []  # why each worker that did not start did not
         self._started, self._files = False, -1
-        self._client_gone = False
+        self._client_gone, self._stalled = False, False
         self._changed, self._summarised = asyncio.Event(), asyncio.Event()
         self._child: Child | None = None
         self._control: Control | None = None
@@ -238,7 +239,8 @@ class Rank0Leader(Leader):
                 self.end(1, message["text"])
             elif message["op"] == "stalled":
                 log.say(message["text"] or "tasks go on again")
-                if message["text"] and self.context.run.script:  # else the client decides, whose futures have failed
+                self._stalled = bool(message["text"])
+                if self._stalled and self.context.run.script:  # else the client decides, whose futures have failed
                     self.end(1, message["why"])
             elif message["op"] == "leaders":
                 self._working, self._died = message["working"], message["died"]
@@ -409,6 +411,10 @@ class Rank0Leader(Leader):
         script = self._script
         if script is None or script.poll() is not None:
             return
+        if self._stalled:  # its output, of which SIGTERM loses what Python has in a buffer, and where it waited
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended(script), _RAISES_S)
+                return
         script.terminate()
         try:
             await asyncio.wait_for(ended(script), _SCRIPT_S)

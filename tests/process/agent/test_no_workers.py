@@ -97,8 +97,11 @@ def test_each_door_names_a_worker_that_does_not_start(tmp_path: Path, door: str,
 
 
 def test_tasks_fail_after_a_script_retires_all_workers(tmp_path: Path) -> None:
-    done = ranks.run(ranks.script(tmp_path, LEAVE), options=("--gpus", "sim:1", "--death-timeout", "4"))
-    assert (done.returncode, done.stdout) == (1, "without workers\n")
+    """The script ends by the error, so that what Python has in a buffer is written."""
+    options = ("--gpus", "sim:1", "--death-timeout", "4")
+    done = ranks.run(ranks.script(tmp_path, LEAVE), options=options, env={"PYTHONUNBUFFERED": ""})
+    assert (done.returncode, done.stdout) == (1, "without workers\n"), done.stderr
+    assert "hpcgpu.errors.JobError: no worker is left" in done.stderr
     assert "all workers have been retired; the script goes on without workers" in done.stderr
     assert "the run ends: no worker is left, and none comes" in done.stderr
 
