@@ -153,6 +153,7 @@ class Rank0Leader(Leader):
         self._control: Control | None = None
         self._listening: asyncio.Task[None] | None = None
         self._script: subprocess.Popen[bytes] | None = None
+        self._asking: asyncio.Task[None] | None = None  # the batch system, for another start of this job
 
     async def serve(self) -> int:
         """Start the workers, then run the script, or serve until the client's lease ends; return the exit code."""
@@ -290,8 +291,13 @@ class Rank0Leader(Leader):
         if not self.ended.is_set():  # else the script was through meanwhile
             await self._start_again()
 
-    async def _start_again(self) -> None:
-        """Ask the batch system to start this job again."""
+    def _start_again(self) -> asyncio.Task[None]:
+        """Ask the batch system to start this job again, once."""
+        if self._asking is None:
+            self._asking = supervise.start(self._ask_for_start, "the request for another start", supervise.only_log)
+        return self._asking
+
+    async def _ask_for_start(self) -> None:
         from hpcgpu.batch import get  # 34 modules, which a leader without a requeue need not have
         from hpcgpu.deploy.jobs.batch_client import requeue
 
@@ -309,14 +315,24 @@ class Rank0Leader(Leader):
         else:
             self.end(os.EX_TEMPFAIL, f"job {follower} follows this one")
 
-    async def _outlive_preemption(self) -> None:
-        """Have Slurm requeue a job that ends within a GraceTime: it is FAILED otherwise, or COMPLETED (22.05.8)."""
+    async def _outlive(self, saved: asyncio.Future[Any]) -> None:
+        """Have Slurm requeue a job whose time was over before it asked; or, when all is saved, one in a GraceTime.
+
+        The latter is FAILED otherwise, or COMPLETED (22.05.8).
+        """
         from hpcgpu.batch import slurm
         from hpcgpu.host.run import run
 
-        job = self._scheduler.allocation
-        if job.batch == "slurm" and slurm.read_preempted_s(await run(slurm.ask_preemption(job.job_id))):
-            await self._start_again()
+        job_id, system = self._scheduler.allocation.job_id, slurm.Slurm()
+        if not self._asking:
+            if self._scheduler.allocation.batch != "slurm":
+                return
+            status = system.read_status(await run(system.status([job_id]))).get(job_id)
+            if not status or status.reason != "TimeLimit":
+                await asyncio.wait([saved])
+                if not slurm.read_preempted_s(await run(slurm.ask_preemption(job_id))):
+                    return
+        await self._start_again()
 
     async def _wait_for_workers(self) -> None:
         deadline_s = self.context.run.settings.death_timeout_s
@@ -392,10 +408,12 @@ class Rank0Leader(Leader):
         """End the script, all workers, and the scheduler last."""
         asking = supervise.start(self.extend_grace, "the question for the time to save", supervise.only_log)
         limit_s = CANCELLED_S if self.signalled else _SAVE_S
-        await asyncio.gather(self._end_script(), self.save(limit_s), self._log_summary())
-        asking.cancel()
+        saved = asyncio.gather(self._end_script(), self.save(limit_s), self._log_summary())
         if self.exit_code == 128 + signal.SIGTERM and self.context.run.settings.requeue and self.context.in_job:
-            await supervise.start(self._outlive_preemption, "the requeue of a preempted job", supervise.only_log)
+            outlive = functools.partial(self._outlive, saved)
+            await supervise.start(outlive, "the requeue of a job that Slurm ends", supervise.only_log)
+        await saved
+        asking.cancel()
         if self._control:
             failed = self.exit_code != 0 and not self.context.run.script
             self._control.send("close", reason=self.why or "the run ended", failed=failed)

@@ -208,6 +208,20 @@ def test_job_asks_for_its_requeue_before_its_time_limit(slurm_lab: Lab) -> None:
     assert run.ends
 
 
+@pytest.mark.timeout(2 * PATIENCE_S)
+def test_job_that_slurm_ends_at_its_limit_is_requeued(slurm_lab: Lab) -> None:
+    """As on a node so busy that it has not asked before; here the limit comes when the job does not expect it."""
+    run = Resumed(slurm_lab, "over", 4)
+    job = run.submit("--requeue", launch=["--requeue"])
+    run.wait_for(6)
+    slurm_lab.root("scontrol", "update", f"JobId={job}", "TimeLimit=1")
+    slurm_lab.wait_job(job, {"PENDING"})
+    slurm_lab.root("scontrol", "update", f"JobId={job}", "TimeLimit=60")
+    run.again(job)
+    assert slurm_lab.wait_job(job)["ExitCode"] == "0:0", run.read("log")
+    run.check(starts=2)
+
+
 @pytest.mark.timeout(3 * PATIENCE_S)
 def test_script_outside_its_job_goes_on_after_the_requeue(slurm_lab: Lab) -> None:
     slurm_lab.exec(slurm_lab.login, ["sh", "-c", "rm -rf requeue/outside*; mkdir -p requeue"], check=True)

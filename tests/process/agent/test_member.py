@@ -358,3 +358,30 @@ def test_a_job_that_is_requeued_publishes_again(cluster: Ranks) -> None:
     assert scheduler_file.read(cluster.folder) is None
     cluster.start("head", env=job)
     assert cluster.published().restart_count == 1
+
+
+def slurm_of(folder: Path, reason: str, scontrol: str = "") -> dict[str, str]:
+    """Return the variables of a job whose Slurm ends it for this reason; it writes what it is asked for into asked."""
+    for program, answer in (("squeue", f"echo '1:00:00|7|COMPLETING|0|N/A|node1|{reason}|'"), ("scontrol", scontrol)):
+        (folder / program).write_text(f'#!/bin/sh\necho "$*" >> {folder}/asked\n{answer}\n')
+        (folder / program).chmod(0o700)
+    return {"SLURM_JOB_ID": "7", "PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize(("reason", "asked"), [("TimeLimit", ["requeue 7"]), ("None", [])])
+def test_requeue_is_asked_for_when_time_is_over(cluster: Ranks, tmp_path: Path, reason: str, asked: list[str]) -> None:
+    """As on a node so busy that the time before the limit was too short; a cancelled job ends."""
+    head = cluster.start("head", env=slurm_of(tmp_path, reason), requeue=True, walltime_s=3600)
+    cluster.published()
+    head.send_signal(signal.SIGTERM)
+    assert ("job 7 is requeued" in end_of(head, code=128 + signal.SIGTERM)) == bool(asked)
+    assert re.findall("requeue.*", (tmp_path / "asked").read_text()) == asked
+
+
+def test_requeue_is_asked_for_once_at_the_time_limit(cluster: Ranks, tmp_path: Path) -> None:
+    """Slurm ends the job before scontrol ends; the job's time is over then."""
+    head = cluster.start("head", env=slurm_of(tmp_path, "TimeLimit", "kill $PPID"), requeue=True)
+    cluster.published()
+    head.send_signal(signal.SIGUSR1)
+    assert "job 7 is requeued" in end_of(head, code=128 + signal.SIGTERM)
+    assert re.findall("requeue.*", (tmp_path / "asked").read_text()) == ["requeue 7"]
