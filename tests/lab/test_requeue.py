@@ -1,6 +1,7 @@
 """Jobs that end in the middle and start again: what a checkpoint has is not computed a second time."""
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
@@ -8,7 +9,7 @@ import pytest
 from faults import container, fault
 from lab import CHECKOUT, ENDED, PATIENCE_S, Lab
 from requeues import BEGUN, CHUNKS, OUTSIDE
-from waiting import until
+from waiting import scaled, until
 
 RESUME = f"{CHECKOUT}/examples/resume.py"
 SMALL = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--gpus-per-node=1", "--open-mode=append")
@@ -193,8 +194,9 @@ def test_job_submitted_after_a_cancelled_one_goes_on(slurm_lab: Lab) -> None:
 
 @pytest.mark.timeout(3 * PATIENCE_S)
 def test_job_asks_for_its_requeue_before_its_time_limit(slurm_lab: Lab) -> None:
-    run = Resumed(slurm_lab, "limit", 4)
-    job = run.submit("--requeue", "--time=1", launch=["--requeue"])
+    minutes = math.ceil(scaled(1))  # where ranks take a minute to start, a job of one has no time for a chunk
+    run = Resumed(slurm_lab, "limit", 4 * minutes)
+    job = run.submit("--requeue", f"--time={minutes}", launch=["--requeue"])
 
     def has_ended() -> bool:
         if (state := slurm_lab.job(job)["JobState"]) == "PENDING" and run.read("log"):
