@@ -316,10 +316,7 @@ class Rank0Leader(Leader):
             self.end(os.EX_TEMPFAIL, f"job {follower} follows this one")
 
     async def _outlive(self, saved: asyncio.Future[Any]) -> None:
-        """Have Slurm requeue a job whose time was over before it asked; or, when all is saved, one in a GraceTime.
-
-        The latter is FAILED otherwise, or COMPLETED (22.05.8).
-        """
+        """Have Slurm requeue a job whose time was over before it asked; or, when all is saved, one in a GraceTime."""
         from hpcgpu.batch import slurm
         from hpcgpu.host.run import run
 
@@ -330,7 +327,7 @@ class Rank0Leader(Leader):
             status = system.read_status(await run(system.status([job_id]))).get(job_id)
             if not status or status.reason != "TimeLimit":
                 await asyncio.wait([saved])
-                if not slurm.read_preempted_s(await run(slurm.ask_preemption(job_id))):
+                if not slurm.read_needs_requeue([await run(command) for command in system.grace(job_id)]):
                     return
         await self._start_again()
 

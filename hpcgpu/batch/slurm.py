@@ -447,6 +447,18 @@ def read_preempted_s(result: Result) -> int | None:
     return _seconds(result.stdout.partition(" ")[0])
 
 
+def read_needs_requeue(results: Sequence[Result]) -> bool:
+    """Return whether a job in a GraceTime must ask for its requeue: it is FAILED otherwise, or COMPLETED (22.05.8).
+
+    24.11.5 requeues it itself, and if the job asks, too, once more when it is through (Slurm's ticket 25682).
+    """
+    requeued = rf"^PartitionName={''.join(results[0].stdout.split()[2:3])} .*\bPreemptMode=REQUEUE\b"
+    by_partition = r"^PreemptType\s*= preempt/partition_prio$(?s:.*)^SLURM_VERSION\s*= (\S+)"
+    version = re.search(by_partition, results[2].stdout, re.M)
+    itself = version and version[1] >= "24.11" and re.search(requeued, results[1].stdout, re.M)
+    return bool(read_preempted_s(results[0])) and not itself
+
+
 def read_end_s(result: Result) -> int | None:
     """Return the time that was asked for, in seconds since the epoch; None: not told, as an unlimited one."""
     return _seconds(result.stdout.strip())

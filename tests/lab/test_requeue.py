@@ -137,8 +137,8 @@ def check_saved(lab: Lab, run: Resumed, name: str) -> None:
 @pytest.mark.timeout(2 * PATIENCE_S)
 @pytest.mark.parametrize("grace_s", [60], indirect=True)
 def test_preempted_job_saves_within_its_grace(slurm_lab: Lab, grace_s: int) -> None:
-    """It takes the time that it needs, ends before the GraceTime does, and on both nodes."""
-    run, job = behind(slurm_lab, "grace", "--partition=low")
+    """It takes the time that it needs, ends before the GraceTime does, and on both nodes; 24.11.5 would requeue it."""
+    run, job = behind(slurm_lab, "grace", "--partition=low", "--no-requeue")
     nodes = slurm_lab.job(job)["NodeList"]
     slurm_lab.submit("#!/bin/bash\nsleep 5\n", "-phigh", f"-w{nodes}", "--exclusive", "-N2")
     facts = slurm_lab.wait_job(job)

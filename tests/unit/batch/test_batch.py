@@ -955,6 +955,24 @@ def test_kill_of_a_signalled_job_is_when_its_batch_system_says() -> None:
         assert Pbs().read_killed_s((job, Result((), 0, text)), 100.0) == then_s
 
 
+def test_preempted_slurm_job_asks_for_its_requeue() -> None:
+    """Slurm 24.11.5 requeues it, if its partition's PreemptMode is REQUEUE; asked, too, it would do so twice."""
+    job = Result((), 0, "2026-11-29T09:14:21 NONE                low\n")
+    config = "PreemptType             = preempt/partition_prio\nSLURM_VERSION           = {}\n"
+    by_qos = config.replace("partition_prio", "qos")
+    for mode, text, version, asks in (
+        ("REQUEUE", config, "24.11.5", False),
+        ("REQUEUE", config, "26.05.5", False),
+        ("REQUEUE", config, "22.05.8", True),
+        ("CANCEL", config, "24.11.5", True),
+        ("REQUEUE", by_qos, "24.11.5", True),
+    ):
+        partitions = Result((), 0, f"PartitionName=low PreemptMode={mode} B=1\nPartitionName=x PreemptMode=REQUEUE\n")
+        told = (partitions, Result((), 0, text.format(version)))
+        assert slurm.read_needs_requeue((job, *told)) is asks
+        assert not slurm.read_needs_requeue((Result((), 0, ""), *told))
+
+
 def test_end_of_a_slurm_job_is_read() -> None:
     assert slurm.ask_end("12").argv == ("squeue", "--noheader", "--jobs=12", "--Format=EndTime")
     assert "--states=running" in slurm.ask_preemption("12").argv
