@@ -30,12 +30,12 @@ NOW    := 1
 AGAIN  := $(MAKE) --no-print-directory
 
 .NOTPARALLEL:
-.PHONY: help demo test test-all check docs image oldest release channels clusters ucx cupy libraries bench gpu system clean slurm-build slurm-up slurm-down slurm-shell
+.PHONY: help demo test test-all labs check docs image oldest release channels clusters ucx cupy libraries bench gpu system clean slurm-build slurm-up slurm-down slurm-shell
 
 help:
 	@echo 'make demo         an SVD on four simulated GPUs: no root, no batch system, no GPU'
 	@echo 'make test         all checks and tests; as root on Debian it installs system packages (SYSTEM_DEPS=0: not)'
-	@echo 'make test-all     and the tests of the Slurm lab on Debian 13 and unstable (an hour)'
+	@echo 'make test-all     and the tests of the Slurm lab on Debian 13 and unstable; make labs DEBIANS=trixie: these alone, on one'
 	@echo 'make check        the part of them without clusters (tests/unit, ruff, mypy)'
 	@echo 'make docs         the documentation with the API reference, into build/docs'
 	@echo 'make image        a container image from the wheel, in a bare Debian without a compiler; the demo runs in it'
@@ -160,10 +160,14 @@ test: system
 
 # Slurm 24.11 with Python 3.13, and 26.05 with 3.14, one after the other: each cluster of containers wants a core.
 test-all: export DEBIANS := bookworm trixie sid
-test-all: test
-	@failed=0; for debian in trixie sid; do \
-	  DEBIAN=$$debian $(BIN)/python $(RUN) lab --durations 40 --durations-min 5 -n $(LABS) --dist load --maxschedchunk 1 \
-	    tests/lab && DEBIAN=$$debian $(DECIDE) lab || failed=1; \
+test-all: test labs
+
+labs: export DEBIANS ?= trixie sid
+labs: system
+	@$(AGAIN) $(STAMP) || exit; failed=0; for debian in $(filter-out bookworm,$(DEBIANS)); do export DEBIAN=$$debian; \
+	  echo "the Slurm lab on Debian $$debian"; ACCOUNTING=1 $(LAB) build || true; \
+	  $(BIN)/python $(RUN) lab --durations 40 --durations-min 5 -n $(LABS) --dist load --maxschedchunk 1 tests/lab && \
+	    $(DECIDE) lab || failed=1; \
 	done; exit $$failed
 
 # Each of these starts several processes, and waits for them now and then: two more of them than cores. With one more,

@@ -106,7 +106,7 @@ def test_decide_fails_for_skips_and_failures_that_come_again(tmp_path: Path, mon
     assert "no report" in (tmp_path / "build/test-report-sid.json").read_text()
 
 
-@pytest.mark.parametrize("target", ["test", "test-all"])
+@pytest.mark.parametrize("target", ["test", "test-all", "labs"])
 def test_dry_run_of_make_runs_no_test(target: str, tmp_path: Path) -> None:
     (tmp_path / "Makefile").write_bytes((ROOT / "Makefile").read_bytes())  # alone: whatever it runs fails
     argv = ["make", "-n", target]
