@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 
 import pytest
@@ -147,21 +148,29 @@ def test_preempted_job_saves_within_its_grace(slurm_lab: Lab, grace_s: int) -> N
     assert (ended - preempted).total_seconds() < grace_s, facts
 
 
+@contextmanager
+def kill_wait(lab: Lab, seconds: int) -> Iterator[None]:
+    """Let Slurm wait so long between SIGTERM and SIGKILL."""
+
+    def let_wait(seconds: int) -> None:
+        for machine in (lab.login, *lab.nodes):
+            edit = ["sed", "-i", f"s/^KillWait=.*/KillWait={seconds}/", "/etc/slurm/slurm.conf"]
+            lab.root(*edit, container=machine)
+        lab.root("scontrol", "reconfigure")
+
+    let_wait(seconds)
+    try:
+        yield
+    finally:
+        let_wait(5)
+
+
 @pytest.mark.timeout(2 * PATIENCE_S)
 def test_cancelled_job_saves_until_slurm_would_kill_it(slurm_lab: Lab) -> None:
-    def let_wait(seconds: int) -> None:
-        for machine in (slurm_lab.login, *slurm_lab.nodes):
-            edit = ["sed", "-i", f"s/^KillWait=.*/KillWait={seconds}/", "/etc/slurm/slurm.conf"]
-            slurm_lab.root(*edit, container=machine)
-        slurm_lab.root("scontrol", "reconfigure")
-
-    let_wait(60)
-    try:
+    with kill_wait(slurm_lab, 60):
         run, job = behind(slurm_lab, "wait")
         slurm_lab.exec(slurm_lab.login, ["scancel", job], check=True)
         check_saved(slurm_lab, run, "wait")
-    finally:
-        let_wait(5)
 
 
 @pytest.mark.timeout(2 * PATIENCE_S)
@@ -214,10 +223,11 @@ def test_job_asks_for_its_requeue_before_its_time_limit(slurm_lab: Lab) -> None:
 def test_job_that_slurm_ends_at_its_limit_is_requeued(slurm_lab: Lab) -> None:
     """As on a node so busy that it has not asked before; here the limit comes when the job does not expect it."""
     run = Resumed(slurm_lab, "over", 4)
-    job = run.submit("--requeue", launch=["--requeue"])
-    run.wait_for(6)
-    slurm_lab.root("scontrol", "update", f"JobId={job}", "TimeLimit=1")
-    slurm_lab.wait_job(job, {"PENDING"})
+    with kill_wait(slurm_lab, 30):  # Slurm's default
+        job = run.submit("--requeue", launch=["--requeue"])
+        run.wait_for(6)
+        slurm_lab.root("scontrol", "update", f"JobId={job}", "TimeLimit=1")
+        slurm_lab.wait_job(job, {"PENDING"})
     slurm_lab.root("scontrol", "update", f"JobId={job}", "TimeLimit=60")
     run.again(job)
     assert slurm_lab.wait_job(job)["ExitCode"] == "0:0", run.read("log")
