@@ -8,6 +8,7 @@ import contextvars
 import functools
 import logging
 import math
+import stat
 import threading
 import time
 import zlib
@@ -381,13 +382,14 @@ class Checkpoint:
         return Task(key, values.load, str(self._folder.path), tuple(chunk), tuple(place))
 
     def _manifest(self, name: str) -> Manifest:
-        if (mode := private.mode_of(self._folder.path)) and (manifest := self._folder.manifest(name)):
+        is_folder = stat.S_ISDIR(private.mode_of(self._folder.path))
+        if is_folder and (manifest := self._folder.manifest(name)):
             if manifest.format != FORMAT:
                 raise CheckpointError(
                     f"{name!r} has format {manifest.format}, and this hpcgpu reads {FORMAT}: run its script again"
                 )
             return manifest
-        if not mode:
+        if not is_folder:
             raise ConfigError(f"there is no folder {self._folder.path}")
         raise ConfigError(f"{self._folder.path} has no {name!r}; it has: {', '.join(self.names) or 'none'}")
 

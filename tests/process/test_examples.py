@@ -56,7 +56,7 @@ def test_memory_types_show_what_happens() -> None:
     assert made["device"] + made["host"] + made["disk"] == 128
     # a part that the other worker has summed is with both until Dask drops one of the two
     assert read["device"] + read["host"] + read["disk"] >= 128
-    assert all(row["device"] <= 64 and row["spilled"] == row["host"] + row["disk"] for row in (made, read))
+    assert all(row["device"] <= 64 and row["spilled"] == row["host"] + row["disk"] for row in (made, read)), printed
     released, leaked, freed, trimmed = (
         rows[name] for name in ("arrays released", "something leaked", "leak freed", "trim_memory")
     )
