@@ -154,10 +154,14 @@ class Folder:
         sync_folder(self.path)
         return manifest
 
-    def remove(self, name: str) -> None:
-        """Forget a name, and remove the segments that have no chunk of another one."""
+    def require(self, name: str) -> None:
+        """Raise ConfigError if the folder does not have a name."""
         if name not in self.names:
             raise ConfigError(f"{self.path} has no {name!r}; it has: {', '.join(self.names) or 'none'}")
+
+    def remove(self, name: str) -> None:
+        """Forget a name, and remove the segments that have no chunk of another one."""
+        self.require(name)
         (self.path / f"{name}{_MANIFEST}").unlink()
         self.clean()
 

@@ -45,7 +45,8 @@ def checkpoint(folder: str, verify: bool, name: str | None, trust_folder: bool, 
     if not stat.S_ISDIR(private.mode_of(Path(folder))):
         raise ConfigError(f"there is no folder {folder}")
     opened = Folder(Path(folder), trusted=trust_folder)
-    if name:
+    if name is not None:
+        opened.require(name)  # before anything is written: it may be no checkpoint's folder
         opened.take(poll)
         try:
             opened.remove(name)

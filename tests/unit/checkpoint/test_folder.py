@@ -203,6 +203,13 @@ def test_command_removes_a_name_and_its_files(tmp_path: Path) -> None:
     assert not list(folder.path.glob("*.segment"))
 
 
+@pytest.mark.parametrize("name", ["nosuch", "", "../x"])
+def test_command_leaves_a_folder_without_the_name_alone(name: str, tmp_path: Path) -> None:
+    done = in_process("checkpoint", str(tmp_path), "--remove", name)
+    assert (done.returncode, f"has no {name!r}; it has: none" in done.stderr) == (2, True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_command_names_damaged_chunks(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     writer = SegmentWriter(folder.path)
