@@ -71,6 +71,7 @@ class Leader:
         self.watch: Any = None  # a comm of distributed
         self._outliving: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None  # hands over the workers' data
+        self._extending: asyncio.Task[None] | None = None  # asks for more time
         self.ended = asyncio.Event()
         self.on_end: Callable[[float], object] = lambda more_s: None
         self.exit_code = 0
@@ -277,7 +278,7 @@ class Leader:
             await self.save(CANCELLED_S, [n.worker_address for n in self.nannies if n.worker_address])
             if (left_s := self._saves_until_s - asyncio.get_running_loop().time()) > 0:
                 await asyncio.wait([self._goodbye], timeout=left_s)  # rank 0's, when all nodes have saved
-        for task in filter(None, (self._outliving, self._leaving)):
+        for task in filter(None, (self._outliving, self._leaving, self._extending)):
             task.cancel()
         await asyncio.gather(*(n.close(timeout=self.close_s, reason="the run ended") for n in self.nannies))
         if self.watch:

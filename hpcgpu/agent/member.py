@@ -93,8 +93,10 @@ class Member(Leader):
 
     def stop(self, sig: signal.Signals, why: str) -> None:
         """Leave because of a signal. At SIGTERM the workers move as much data as they can in a few seconds."""
-        if sig != signal.SIGTERM or not self.nannies:
+        if sig != signal.SIGTERM or not self.nannies or self.ended.is_set():
             super().stop(sig, why)
+            return
+        if self._cancelled:  # batch systems send it to all processes, and again through their launcher
             return
         self._cancelled = why
         self._leave(why)

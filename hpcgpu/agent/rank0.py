@@ -403,14 +403,13 @@ class Rank0Leader(Leader):
 
     async def close(self) -> None:
         """End the script, all workers, and the scheduler last."""
-        asking = supervise.start(self.extend_grace, "the question for the time to save", supervise.only_log)
+        self._extending = supervise.start(self.extend_grace, "the question for the time to save", supervise.only_log)
         limit_s = CANCELLED_S if self.signalled else _SAVE_S
         saved = asyncio.gather(self._end_script(), self.save(limit_s), self._log_summary())
         if self.exit_code == 128 + signal.SIGTERM and self.context.run.settings.requeue and self.context.in_job:
             outlive = functools.partial(self._outlive, saved)
             await supervise.start(outlive, "the requeue of a job that Slurm ends", supervise.only_log)
         await saved
-        asking.cancel()
         if self._control:
             failed = self.exit_code != 0 and not self.context.run.script
             self._control.send("close", reason=self.why or "the run ended", failed=failed)

@@ -216,6 +216,31 @@ async def test_a_member_that_cannot_hand_over_ends_with_the_reason(log: pytest.L
     assert failures(log) == ["handing over the workers' data failed: RuntimeError: no"]
 
 
+async def test_later_sigterms_change_nothing_and_leave_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asking() -> int:
+        return sum("question for the time" in task.get_name() for task in asyncio.all_tasks())
+
+    monkeypatch.setattr("hpcgpu.agent.member.CANCELLED_S", 0.0)
+    member = Member(replace(context(), in_job=True))
+    member.watch = Mock(peer_address="tls://x", write=AsyncMock(), close=AsyncMock())
+    member._goodbye = asyncio.Future()
+    stays = asyncio.Event()
+    nanny = Mock(close=AsyncMock(), worker_address="", close_gracefully=Mock())
+    monkeypatch.setattr("hpcgpu.agent.member.hand_over", lambda *_, **__: stays.wait())
+    member.nannies = [nanny]
+    for _ in range(3):  # scancel signals all processes of a job, and srun its tasks
+        member._answer(signal.SIGTERM)()
+        member.take_grace(3600.0)  # by rank 0, once
+    member._answer(signal.SIGTERM)()
+    await asyncio.sleep(0.01)
+    assert (asking(), member.ended.is_set()) == (1, False)
+    member.end(0)
+    await member.close()
+    await asyncio.sleep(0)
+    member._answer(signal.SIGTERM)()  # while the loop ends: asyncio.run would leave a new task pending
+    assert asking() == 0
+
+
 @pytest.mark.parametrize("cores", [1, 3])
 async def test_workers_start_as_many_at_once_as_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
     """One that does not start has a reason, which TimeoutError has not."""
