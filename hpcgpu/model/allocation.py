@@ -37,6 +37,7 @@ NOT_TOLD = "the file has no memory sizes"
 # Fields of the run document; the others are settings.
 OWN = frozenset({"shape", "folder", "launch", "exit_file"})
 NO_GPU = "in a job, request GPUs from the batch system; without GPUs simulate them by the option gpus, as sim:4"
+_MOST_PUS = 1 << 20  # Linux has 8,192; a larger number is a slip, whose set would fill the memory
 DEFAULT_BYTES = 256 << 20  # the demo's: small enough for a laptop's memory, and for a 1.6 GB array on four to spill
 _SMALLEST_BARE = 1 << 20  # a number below without a unit is a slip
 _DIGITS = 4  # at most, of a number of simulated GPUs
@@ -224,6 +225,8 @@ class CpuSet(frozenset[int]):
         for part in filter(None, text.strip().split(",")):
             span, _, stride = part.partition(":")
             low, dash, high = span.partition("-")
+            if int(high if dash else low) >= _MOST_PUS:
+                raise ValueError(f"{part} is above all indices of a machine")
             out.update(range(int(low), int(high if dash else low) + 1, int(stride or 1)))
         return cls(out)
 

@@ -98,6 +98,7 @@ def test_a_part_of_a_machine() -> None:
     [
         (["--cpuset", "250-300"], "names PUs 256-300; there are PUs 0-255"),
         (["--cpuset", "a-b"], "not a list of PUs"),
+        (["--cpuset", "0-99999999999"], "not a list of PUs"),
         (["--gpus", "4"], "there are: 0 at 0000:06:00.0, 1 at 0000:16:00.0"),
         (["--gpus", "GPU-nope"], "which is not there"),
         (["--nics", "mlx5_77"], "ucx, mlx5_0:1"),
