@@ -25,8 +25,15 @@ _OUTPUT = (errno.EPIPE, errno.EIO, errno.ENOSPC)  # the reader of a pipe is gone
 def main() -> None:
     """Run the command ``hpcgpu``; errors are one message, a traceback only with ``--debug``.
 
-    Exit code 2: a wrong option or setting, as in click; 1: a failure.
+    Exit code 2: a wrong option or setting, as in click; 1: a failure; 130: interrupted.
     """
+    try:
+        _main()
+    except KeyboardInterrupt:  # while commands are imported, which takes seconds on some file systems
+        sys.exit(_INTERRUPTED)
+
+
+def _main() -> None:
     if options := _bind_options(sys.argv[1:]):
         log.open_missing()
         code = _bind(sys.argv[sys.argv.index("--") + 1 :], options)
@@ -101,13 +108,13 @@ def _exit_code(command: click.Command, name: str, argv: Sequence[str] | None) ->
         return e.exit_code
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
-    except (HpcGpuError, OSError, RuntimeError) as e:
+    except (HpcGpuError, OSError, RuntimeError, ValueError) as e:
         return _code_of(e)
     finally:
         HpcGpuError.form = before
 
 
-def _code_of(error: HpcGpuError | OSError | RuntimeError) -> int:
+def _code_of(error: HpcGpuError | OSError | RuntimeError | ValueError) -> int:
     """Write the message of an error, and return the exit code; raise an error without one again."""
     if isinstance(error, HpcGpuError):
         if os.environ.get("HPCGPU_DEBUG"):
@@ -120,4 +127,4 @@ def _code_of(error: HpcGpuError | OSError | RuntimeError) -> int:
     if not (message := unwritten or process.refused(error)):
         raise error
     log.say(message)
-    return 1
+    return 2 if isinstance(error, ValueError) else 1

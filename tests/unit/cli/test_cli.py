@@ -27,7 +27,7 @@ from hpcgpu.batch import Pbs, Slurm
 from hpcgpu.batch.batch_system import advice
 from hpcgpu.cli.command import Command, Group, example_lines
 from hpcgpu.cli.commands import hpcgpu
-from hpcgpu.cli.entry import _bind_options, _exit_code
+from hpcgpu.cli.entry import _bind_options, _exit_code, main
 from hpcgpu.cli.worker import worker
 from hpcgpu.config.checks import check_settings
 from hpcgpu.config.entry_points import ENTRY_POINTS, unused
@@ -120,6 +120,27 @@ def test_a_home_that_nobody_has(words: str, code: int, script: str) -> None:
     assert "~hpcgpu-nobody" in done.stderr
     assert "give the folder" in done.stderr
     assert done.returncode == code
+
+
+@pytest.mark.parametrize(("words", "code"), [("plan --batch slurm --nodes 1 --no-ask --script", 2), ("run", 1)])
+def test_broken_file_of_dask_is_named(words: str, code: int, script: str, tmp_path: Path) -> None:
+    (file := tmp_path / "dask.yaml").write_text("a: [1, 2\nb: }")
+    done = child(*words.split(), "--gpus", "sim:1", script, DASK_CONFIG=str(file))
+    assert f"hpcgpu: A dask config file at '{file}' is malformed" in done.stderr
+    assert ("Traceback" in done.stderr, done.returncode) == (False, code)
+
+
+def test_interrupt_while_commands_are_imported_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "hpcgpu.cli.commands":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "hpcgpu.cli.commands")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    monkeypatch.setattr(sys, "argv", ["hpcgpu", "version"])
+    with pytest.raises(SystemExit, match="130"):
+        main()
 
 
 @pytest.mark.parametrize("command", ["run", "launch", "plan"])
