@@ -209,8 +209,10 @@ class _SharedVersions(SchedulerPlugin):
         same[worker] = state
         if state.versions:
             first = next(iter(same.values())).versions
-            state.versions.update(first)  # frames of its registration hold it as long as the worker lives
+            state.versions.update(first)  # frames of its registration hold it as long as the worker lives, and metrics
             state.versions = first
+        metrics, state.metrics = state.metrics, dict(state.metrics)  # until its first heartbeat
+        metrics.clear()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
         """Forget a worker; distributed calls this in the turn in which it does."""

@@ -14,6 +14,7 @@ class Silent:
     """A connection of a worker that says nothing more, and is closed."""
 
     member: asyncio.Task[None]
+    metrics: dict[str, Any]  # of its registration
     peer_address = "tls://127.0.0.1:1"
 
     def __init__(self) -> None:
@@ -57,6 +58,7 @@ async def join(scheduler: Scheduler, number: int, packages: dict[str, Any]) -> S
         "stimulus_id": name,
         "resolve_address": False,
     }
+    comm.metrics = facts["metrics"]
     comm.member = asyncio.create_task(scheduler.add_worker(comm=comm, address=f"tls://127.0.0.1:{number}", **facts))
     await when(lambda: comm.welcome)
     return comm

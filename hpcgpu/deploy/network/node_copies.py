@@ -201,7 +201,7 @@ class NodeTCP(tcp.TCP):
 
     def handshake_configuration(self, local: dict[str, Any], remote: dict[str, Any]) -> dict[str, Any]:
         """Answer the peer's challenge if it is on this host; then do as distributed."""
-        lender, here, peer = self._lender, Identity.parse(local.get(KEY)), Identity.parse(remote.get(KEY))
+        lender, here, peer = self._lender, Identity.parse(local.get(KEY)), Identity.parse(remote.pop(KEY, None))
         ways = [info.get(DATA_KEY) for info in (local, remote)]
         if self.stream and all(isinstance(way, Mapping) and "of" not in way for way in ways):
             framing.write_in_turns(self.stream)
@@ -358,7 +358,8 @@ class NodeTCP(tcp.TCP):
                 self.abort()
             raise CommClosedError("a data connection has ended")
         while frames is None:
-            frames = await self._next()
+            async with self._reading:
+                frames = await self._step()
         try:
             return await from_frames(
                 frames, deserialize=self.deserialize, deserializers=deserializers, allow_offload=self.allow_offload
@@ -367,12 +368,8 @@ class NodeTCP(tcp.TCP):
             self.abort()
             raise CommClosedError("aborted stream on truncated data") from e
 
-    async def _next(self) -> list[Any] | None:
-        """Read a word, and the message that it begins; None if it begins none."""
-        async with self._reading:
-            return await self._step()
-
     async def _step(self) -> list[Any] | None:
+        """Read a word, and the message that it begins; None if it begins none."""
         if (stream := self.stream) is None or (self._is_over and not self._lender.frames):
             raise CommClosedError
         try:
@@ -473,7 +470,8 @@ class NodeTCP(tcp.TCP):
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(_LENT_S):
                     while self._lender.frames:
-                        await self._next()
+                        async with self._reading:
+                            await self._step()
         finally:
             self._lender.end()
             closing = super().close()

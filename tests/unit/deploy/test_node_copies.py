@@ -372,7 +372,7 @@ async def test_an_answer_of_another_connection_is_no_proof(monkeypatch: pytest.M
             comm.abort()
         await a.stream.write(framing.word(Word.ANSWER))  # a slot is written once
         with pytest.raises(CommClosedError, match="a word of kind 6"):
-            while await b._next():
+            while await b._step():
                 pass
 
 
@@ -688,7 +688,7 @@ def test_any_words_of_a_peer_are_a_message_or_end_the_connection(words: list[byt
                 await b.read()
             with contextlib.suppress(MemoryError), pytest.raises(CommClosedError):
                 while True:
-                    await b._next()
+                    await b._step()
             assert b.closed()
 
     run(test)

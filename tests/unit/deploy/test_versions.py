@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from crowd import METRICS
 from distributed import Client, Scheduler, versions
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,6 +57,8 @@ async def test_workers_with_like_packages_keep_one_set_of_them(shared: bool, mon
             members.push_async_callback(comm.leave)
         odd = await join(scheduler, 30, {"dask": "3"})
         assert "Mismatched versions" in odd.welcome["warning"]
+        assert scheduler.workers["tls://127.0.0.1:30"].metrics == METRICS
+        assert odd.metrics == ({} if shared else METRICS)  # which frames of its registration hold
         await odd.leave()
         with pytest.warns(versions.VersionMismatchWarning):
             async with Client(scheduler.address, asynchronous=True):
@@ -84,7 +87,7 @@ def test_versions_one_of_each_give_distributeds_answer(kinds: list[Any], data: s
             scheduler.workers.pop(str(step), None)
             plugins[0].remove_worker(scheduler, str(step), stimulus_id="test")
         else:
-            scheduler.workers[str(number)] = SimpleNamespace(versions=deepcopy(step))
+            scheduler.workers[str(number)] = SimpleNamespace(versions=deepcopy(step), metrics={})
             plugins[0].add_worker(scheduler, str(number))
         every = {address: worker.versions for address, worker in scheduler.workers.items()}
         few = {address: worker.versions for address, worker in plugins[0].one_of_each()}
