@@ -136,7 +136,7 @@ def test_members_are_named_by_their_job_and_leave_in_time(cluster: Ranks, head: 
         wait_workers(client, "7_3-1", "9-0")
         assert (ranked.poll(), other.poll()) == (None, None)
         client.retire_workers(names=["7_3-1"], close_workers=True)
-        assert ranked.wait(DEADLINE_S) == 0
+        assert ranked.wait(DEADLINE_S) == 0, ranked.stdout.read()
         client.sync(client.scheduler.hpcgpu_lease, goodbye=True)
         assert [p.wait(DEADLINE_S) for p in (other, head)] == [0, 0]
     assert not (cluster.folder / "nonce").exists()
