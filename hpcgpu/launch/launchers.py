@@ -263,9 +263,11 @@ def _mpi_type(settings: Settings, facts: LauncherFacts) -> str:
     speaks: tuple[str, ...] = ("pmix",) if library else ()
     if "MPICH" in library:  # every Slurm lists cray_shasta (Debian's too), but only Cray's MPICH supports it
         speaks = ("cray_shasta", "pmi2") if "CRAY" in library else ("pmi2",)
-    # Debian's 26.05.5: ranks of mpirun are in no step, hear nothing of a GraceTime, and outlive a job given up by Slurm
-    without = "none" if "OPEN MPI" in library and "rendezvous" not in settings.sources else ""
-    return next((name for name in speaks if name in facts.mpi_types), without)
+    elif "OPEN MPI" in library and "rendezvous" not in settings.sources:
+        # Debian's 26.05.5: ranks of mpirun are in no step, hear nothing of a GraceTime, and outlive a job that Slurm
+        # has given up
+        speaks = ("pmix", "none")
+    return next((name for name in speaks if name in facts.mpi_types), "")
 
 
 def _srun(
