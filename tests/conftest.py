@@ -46,6 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.import_plugin("outcomes")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # of an image: each process would compile what it imports
+    os.environ.pop("PYTHONUNBUFFERED", None)  # of an image: it hides what a process that is ended loses
     sys.dont_write_bytecode = False
     os.environ.update(STEADY)
     dask.config.refresh()
