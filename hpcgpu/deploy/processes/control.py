@@ -52,11 +52,14 @@ def encode(op: str, **fields: object) -> bytes:
     return json.dumps({"op": op, **fields}).encode() + b"\n"
 
 
-def failure_of(error: Exception) -> dict[str, str]:
-    """Return the report to the parent about a process that cannot start: the reason, and a traceback if that helps."""
+def failure_of(error: Exception, advice: str = "") -> dict[str, str]:
+    """Return the report to the parent about a process that cannot start: the reason, and a traceback if that helps.
+
+    ``advice`` ends the reason where it is not hpcgpu's own.
+    """
     cause = cause_of(error)
     message = str(cause) if isinstance(cause, HpcGpuError) else process.refused(cause)
-    reason = message or "".join(traceback.format_exception_only(cause)).strip()
+    reason = message or "".join(traceback.format_exception_only(cause)).strip() + advice
     return {"text": "" if message else "".join(traceback.format_exception(error)), "reason": reason}
 
 

@@ -157,10 +157,8 @@ async def _serve(spec: SchedulerSpec, sock: socket.socket) -> int:
     try:
         scheduler = await _start(spec, control)
     except Exception as e:
-        report = failure_of(e)
-        if spec.port and report["text"]:
-            report["reason"] += f"; {opt('scheduler_port', spec.port)}: leave it out for a free port"
-        control.send("error", **report)
+        advice = f"; {opt('scheduler_port', spec.port)}: leave it out for a free port" if spec.port else ""
+        control.send("error", **failure_of(e, advice))
         await control.drained()
         return 1
     finally:

@@ -11,7 +11,7 @@ from hpcgpu.units import format_bytes
 # (docs/explanation/scale.md). Of the scheduler: connections of each worker, and one of each node's leader; other files;
 # memory.
 _CONNECTIONS, _FILES = 2, 16
-_MEMORY_BYTES, _WORKER_BYTES = 64 << 20, (116 << 20) // 1000
+_MEMORY_BYTES, _WORKER_BYTES = 64 << 20, (50 << 20) // 1000
 # Of a node: threads of each worker of one task thread, without a GPU's libraries, and of the others; ports.
 _THREADS, _MORE_THREADS = 4, 7
 _PORTS, _MORE_PORTS = 4, 3
