@@ -222,7 +222,7 @@ def test_job_asks_for_its_requeue_before_its_time_limit(slurm_lab: Lab) -> None:
 @pytest.mark.timeout(2 * PATIENCE_S)
 def test_job_that_slurm_ends_at_its_limit_is_requeued(slurm_lab: Lab) -> None:
     """As on a node so busy that it has not asked before; here the limit comes when the job does not expect it."""
-    run = Resumed(slurm_lab, "over", 4)
+    run = Resumed(slurm_lab, "over", 10)  # more than a minute in all, where nothing else runs
     with kill_wait(slurm_lab, 30):  # Slurm's default
         job = run.submit("--requeue", launch=["--requeue"])
         run.wait_for(6)
