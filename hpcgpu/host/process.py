@@ -311,9 +311,8 @@ def titled(new_title: str) -> Iterator[None]:
 
 def refused(error: BaseException) -> str:
     """Return a message if the kernel refuses a process, a thread (EAGAIN) or a file, or Dask its own; "" for others."""
-    if isinstance(error, ValueError) and str(error).startswith(
-        "A dask config file at "
-    ):  # dask 2026.8.0, at its import
+    # dask 2026.8.0, at its import
+    if isinstance(error, ValueError) and str(error).startswith("A dask config file at "):
         return f"{' '.join(str(error).split())}; correct it, or move it away (DASK_CONFIG names another folder)"
     number, is_of_file = getattr(error, "errno", None), getattr(error, "filename", None) is not None  # or of a port
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) or (number == errno.EACCES and is_of_file):

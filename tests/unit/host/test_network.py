@@ -76,9 +76,9 @@ def test_tunnel_cancelled_while_it_opens_leaves_nothing(turns: int) -> None:
 
 async def test_tunnel_whose_relay_fails_tells_its_error() -> None:
     failing = await Tunnel.open(("sh", "-c", "head -c 1000000 /dev/zero >&2; echo refused >&2; exit 3"))
-    while not (text := await failing.failure()):
-        await asyncio.sleep(0.01)
-    assert text.endswith("refused")
+    assert failing._carrying
+    await asyncio.wait([failing._carrying])
+    assert (await failing.failure()).endswith("refused")
     await failing.close()
 
 
