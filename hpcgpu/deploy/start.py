@@ -212,22 +212,27 @@ def plan_ranks(
         extra=per_gpu and shape != "member",  # a member has its scheduler elsewhere
         as_root=os.getuid() == 0,
     )
-    memory = (f"{k}={v}" for k, v in memory_env(settings, allocation, shape))
-    variables = (*(variables if world.nodes > 1 else ()), *memory)
+    asked = (*memory_env(settings, allocation, shape), *end_env(allocation, shape))
+    variables = (*(variables if world.nodes > 1 else ()), *(f"{k}={v}" for k, v in asked))
     rank_argv = ("env", *variables, *argv) if variables else argv
     if len(hosts) > 1 or (document and allocation.batch != "local"):
         rank_argv = (*environment.rank_shell(os.environ, gives_gpus=len(hosts) > 1), *rank_argv)
     return launchers.plan_launch(rank_argv, settings, allocation, _find(settings, allocation), world)
 
 
+def end_env(allocation: Allocation, shape: str) -> tuple[tuple[str, str], ...]:
+    """Query the end of a job's time where Slurm sets no variable for it (22.05.8); return a variable of ours."""
+    if allocation.batch != "slurm" or shape == "member" or "SLURM_JOB_END_TIME" in os.environ:
+        return ()
+    from hpcgpu.batch import slurm
+    from hpcgpu.host import run as programs
+
+    end_s = slurm.read_end_s(programs.run_sync(slurm.ask_end(allocation.job_id)))
+    return ((JOB_END, str(end_s)),) if end_s else ()
+
+
 def memory_env(settings: Settings, allocation: Allocation, shape: str = "") -> tuple[tuple[str, str], ...]:
     """Query memory and time if the batch system sets no variables for them; return variables of ours."""
-    if settings.requeue and allocation.batch == "slurm" and shape != "member":
-        from hpcgpu.batch import slurm
-        from hpcgpu.host import run as programs
-
-        end_s = slurm.read_end_s(programs.run_sync(slurm.ask_end(allocation.job_id)))
-        return ((JOB_END, str(end_s)),) if end_s else ()
     if not asks_granted(allocation, shape):
         return ()
     from hpcgpu.batch import pbs  # all are imported here: each rank of srun hpcgpu run would pay

@@ -133,6 +133,17 @@ def test_ranks_are_told_when_their_time_ends(monkeypatch: pytest.MonkeyPatch) ->
     assert (pbs.read_end_s(Result((), 0, waits), 1000.0), pbs.read_end_s(Result((), 0), 1000.0)) == (1090, None)
 
 
+def test_ranks_are_told_the_end_that_slurm_has_no_variable_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Allocation(batch="slurm", job_id="7")
+    asked = answer(monkeypatch, Result((), 0, "2026-11-28T04:42:56\n"))
+    ((name, end),) = start.end_env(job, "gang")
+    assert int(end) == datetime(2026, 11, 28, 4, 42, 56).timestamp()  # noqa: DTZ001 - as squeue prints it
+    assert read_end_s({"SLURM_JOB_ID": "7", name: end}) == int(end)
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "1795957172")
+    assert start.end_env(job, "gang") == start.end_env(job, "member") == ()
+    assert len(asked) == 1
+
+
 def test_unanswered_memory_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     late = Result((), 124, "", "qstat: no answer in 10 s; it was killed\n")
     answer(monkeypatch, late)
