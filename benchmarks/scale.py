@@ -1,8 +1,9 @@
 """Thousands of workers that join, have heartbeats and die, and ranks that meet by files; CPU time, memory and delays.
 
-The workers are a few processes that say what workers say (``tests/support/crowd.py``), over TLS: two connections each
-while they join, one afterwards. Beside us: distributed's LocalCluster, whose scheduler and cluster object are one
-process, and whose workers have another connection for their heartbeats. One JSON line per figure.
+The workers are a few processes that say what workers say (``tests/support/crowd.py``), over TLS: a connection each,
+and two of each node of eight, one of which ends when its workers have joined. Beside us: distributed's LocalCluster,
+whose scheduler and cluster object are one process, and whose workers have another connection each for their heartbeats,
+and one for their nanny while they join. One JSON line per figure.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from crowd import JOB, Crowd, tree_cpu_s, write_slurm
 
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-PER_JOB, PROCESSES = 4, 4
+PER_JOB, PER_NODE, PROCESSES = 4, 8, 4
 MIB = 1 << 20
 report = functools.partial(_figures.report, "scale")
 
@@ -94,11 +95,11 @@ def lost(dask_scheduler: Any = None) -> int:
     return dask_scheduler._workers_removed_total + len(silent(dask_scheduler.workers))
 
 
-def steps(cluster: Any, pid: int, count: int, who: str, connections: int) -> None:
+def steps(cluster: Any, pid: int, count: int, who: str, *connections: int) -> None:
     """Run one crowd through all that happens, and report each."""
     names = [f"{JOB}_{i // PER_JOB}-{i % PER_JOB}" for i in range(count)]
     process, case = psutil.Process(pid), f"{count} workers"
-    with Client(cluster) as client, Crowd(cluster, PROCESSES, connections, at_once=count) as crowd:
+    with Client(cluster) as client, Crowd(cluster, PROCESSES, *connections) as crowd:
         client.run_on_scheduler(watch_loop)
 
         def cost(work: Callable[[], object], what: str) -> tuple[float, float]:
@@ -175,9 +176,10 @@ def meeting(count: int) -> tuple[float, list[float]]:
 
 def one(who: str, count: str) -> None:
     """Measure one cluster; in a process of its own, which has no free memory of the one before."""
-    make, connections = {"hpcgpu": (ours, 2), "distributed": (theirs, 3)}[who]
+    # of a worker, all at once; and workers of a node whose nannies share one
+    make, *connections = {"hpcgpu": (ours, 2, int(count), PER_NODE), "distributed": (theirs, 3, int(count))}[who]
     with make(-(-int(count) // PER_JOB)) as (cluster, pid):
-        steps(cluster, pid, int(count), who, connections)
+        steps(cluster, pid, int(count), who, *connections)
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ from hpcgpu.agent.fork_server import ForkServer, ForkServerSpawner
 from hpcgpu.deploy.dask_config import read_variables
 from hpcgpu.deploy.network.scheduler_file import Certificate, Route, connect_first, security
 from hpcgpu.deploy.processes.nanny import ForkNanny
+from hpcgpu.deploy.processes.registration import Registration
 from hpcgpu.errors import LaunchError, cause_of, message_of
 from hpcgpu.host import log
 from hpcgpu.launch.environment import read_allocation, read_end_s, read_rank
@@ -195,6 +196,7 @@ class Leader:
 
         async def start(spec: WorkerSpec) -> None:
             nanny = ForkNanny(reached, settings, spec, **options)
+            registration.take(nanny)
             self.nannies.append(nanny)
             try:
                 await nanny.start()
@@ -210,7 +212,8 @@ class Leader:
                     self.nannies = [nanny for nanny in self.nannies if nanny.name != spec.name]
                     await start(spec)
 
-        await asyncio.gather(*map(start_in_turn, self.context.workers))
+        async with Registration(reached.address, self.security) as registration:
+            await asyncio.gather(*map(start_in_turn, self.context.workers))
         return [failed[spec.name] for spec in self.context.workers if spec.name in failed]
 
     async def _report_end(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import pickle
 import random
 import subprocess
@@ -39,15 +40,18 @@ class Crowd:
     """The processes of the workers; each joins with so many ``connections``: its own, its nanny's, its heartbeat's.
 
     A nanny ends its connection when its worker has registered (distributed 2026.8.0, ``Nanny.start_unsafe``). Workers
-    of hpcgpu have none for their heartbeats.
+    of hpcgpu have none for their heartbeats, and those of a node (``per_node``) have two of their leader, one of which
+    is that of all its nannies.
     """
 
-    def __init__(self, cluster: Any, processes: int = 1, connections: int = 1, at_once: int = AT_ONCE) -> None:
+    def __init__(
+        self, cluster: Any, processes: int = 1, connections: int = 1, at_once: int = AT_ONCE, per_node: int = 0
+    ) -> None:
         self.refused = 0  # connections that a scheduler has closed before it welcomed them
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
         self._processes = [subprocess.Popen([sys.executable, __file__], **pipes) for _ in range(processes)]
         for i, process in enumerate(self._processes):
-            sizes = connections, at_once // processes, f"tls://127.0.0.{i + 1}"
+            sizes = connections, at_once // processes, per_node, f"tls://127.0.0.{i + 1}"
             process.stdin.write(pickle.dumps((cluster.scheduler_comm.address, cluster.security, *sizes)))
 
     def __enter__(self) -> Self:
@@ -150,24 +154,38 @@ async def beat(comm: Comm, own: str, seconds: float, interval_s: float) -> None:
         await asyncio.sleep(interval_s)
 
 
-async def run(address: str, arguments: dict[str, Any], connections: int, at_once: int, host: str) -> None:
+async def run(
+    address: str, arguments: dict[str, Any], connections: int, at_once: int, per_node: int, host: str
+) -> None:
     workers: list[tuple[str, list[Comm]]] = []
+    leaders: list[Comm] = []
     limit = asyncio.Semaphore(at_once)
+    nodes = asyncio.Semaphore(max(at_once // (per_node or 1), 1))
 
     async def one(name: str, own: str) -> tuple[str, list[Comm]]:
         async with limit:
-            nannys = [await connect_again(address, arguments) for _ in range(connections > 1)]
+            nannys = [await connect_again(address, arguments) for _ in range(connections > 1 and not per_node)]
             comms = [await register(address, arguments, name, own)]
             comms += [await connect_again(address, arguments) for _ in range(connections > 2)]
             for comm in nannys:
                 await comm.close()
             return own, comms
 
+    async def node(names: Sequence[str], first: int) -> list[tuple[str, list[Comm]]]:
+        async with nodes:
+            comms = [await connect_again(address, arguments) for _ in range(2 if per_node else 0)]
+            joined = await asyncio.gather(*(one(name, f"{host}:{first + i}") for i, name in enumerate(names)))
+            leaders.extend(comms[:1])
+            for comm in comms[1:]:
+                await comm.close()
+            return joined
+
     while line := await asyncio.to_thread(sys.stdin.buffer.readline):
         verb, *words = line.decode().split()
         if verb == "join":
-            first = 1024 + len(workers)
-            workers += await asyncio.gather(*(one(name, f"{host}:{first + i}") for i, name in enumerate(words)))
+            first, size = 1024 + len(workers), per_node or 1
+            parts = [(words[at : at + size], first + at) for at in range(0, len(words), size)]
+            workers += itertools.chain(*await asyncio.gather(*itertools.starmap(node, parts)))
         elif verb == "beat":
             beats = (beat(c[-1], own if len(c) > 1 else "", *map(float, words)) for own, c in workers)
             await asyncio.gather(*beats)
@@ -177,9 +195,8 @@ async def run(address: str, arguments: dict[str, Any], connections: int, at_once
                     comm.abort()
         else:
             await asyncio.gather(*(part(comms[0]) for _, comms in workers))
-            for _, comms in workers:
-                for comm in comms:
-                    comm.abort()
+            for comm in itertools.chain(leaders, *(comms for _, comms in workers)):
+                comm.abort()
             workers.clear()
         print("done", len(REFUSED), flush=True)
         REFUSED.clear()

@@ -1,17 +1,22 @@
 """Hundreds of workers at a real scheduler: counts of its calls, and of the workers that it has lost."""
 
+import asyncio
 import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from crowd import Crowd
-from distributed import Client
-from waiting import aside, scaled
+from distributed import Client, Scheduler, Security
+from distributed.comm import CommClosedError
+from waiting import aside, scaled, when
 
 from hpcgpu import LocalGPUCluster
+from hpcgpu.deploy.processes.registration import Registration
 
 FEW, MANY = 20, 200
 # Longer than a handshake may take (distributed.comm.timeouts.handshake, 10 s).
@@ -65,6 +70,74 @@ def test_heartbeats_take_no_connection_of_their_own(client: Client) -> None:
 
     client.run_on_scheduler(beats)
     assert set(client.run(connections).values()) == {0}
+
+
+WITH_A_LATE_PLUGIN = """
+import asyncio, cloudpickle, sys
+from distributed.diagnostics.plugin import NannyPlugin
+
+class Marks(NannyPlugin):
+
+    def setup(self, nanny):
+        nanny.marks = getattr(nanny, "marks", 0) + 1
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # nannies have no such module
+
+def dask_setup(scheduler):
+    register, scheduler.registrations = scheduler.handlers["register_nanny"], []
+
+    async def count(comm, **facts):
+        scheduler.registrations.append(facts)
+        registers = asyncio.create_task(register(comm, **facts))
+        await asyncio.sleep(0)
+        if len(scheduler.registrations) == 1:
+            plugin = cloudpickle.dumps(Marks())
+            scheduler.late = asyncio.create_task(scheduler.register_nanny_plugin(None, plugin, "marks", False))
+        await registers
+
+    scheduler.handlers["register_nanny"] = count
+"""
+
+
+def test_nannies_of_a_node_register_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A plugin that is registered while they start comes to each once."""
+    (tmp_path / "preload.py").write_text(WITH_A_LATE_PLUGIN)
+    monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__PRELOAD", str(tmp_path / "preload.py"))
+
+    async def registrations(dask_scheduler: Any = None) -> int:
+        await dask_scheduler.late
+        return len(dask_scheduler.registrations)
+
+    with LocalGPUCluster(gpus="sim:4x16MiB", dashboard=False, quiet=True) as cluster, Client(cluster) as client:
+        assert client.run_on_scheduler(registrations) == 1
+        assert [*client.run(lambda dask_worker: dask_worker.marks, nanny=True).values()] == [1] * 4
+
+
+async def test_nannies_register_again_when_their_connection_broke() -> None:
+    async def begin() -> Any:
+        nanny: Any = SimpleNamespace(preloads=SimpleNamespace(start=AsyncMock()), rpc=SimpleNamespace())
+        registration.take(nanny)
+        await nanny.preloads.start()
+        comm = await nanny.rpc.connect(scheduler.address)
+        await comm.write({"op": "register_nanny", "address": "tcp://127.0.0.1:1"})
+        assert await comm.read() == {"status": "OK", "nanny-plugins": {}}
+        return comm
+
+    async with (
+        Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler,
+        Registration(scheduler.address, Security()) as registration,
+    ):
+        first, second = [await begin(), await begin()]
+        await first.write({"status": "ok"})
+        (comm,) = scheduler._comms
+        comm.abort()
+        with pytest.raises(CommClosedError):
+            while await second.write({"status": "ok"}) is None:
+                await asyncio.sleep(0.01)
+        await when(lambda: not scheduler._starting_nannies)
+        await begin()
+        assert scheduler._starting_nannies
+    await when(lambda: not scheduler._starting_nannies)
 
 
 def test_heartbeats_at_the_same_time_have_an_answer_each(client: Client) -> None:

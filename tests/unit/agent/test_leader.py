@@ -249,7 +249,7 @@ async def test_workers_start_as_many_at_once_as_cores(monkeypatch: pytest.Monkey
 
     class Nanny:
         def __init__(self, _: object, __: Settings, spec: WorkerSpec, **___: object) -> None:
-            self.name = spec.name
+            self.name, self.preloads = spec.name, Mock()
 
         async def start(self) -> None:
             starting.add(self.name)
