@@ -212,8 +212,8 @@ def plan_ranks(
         extra=per_gpu and shape != "member",  # a member has its scheduler elsewhere
         as_root=os.getuid() == 0,
     )
-    asked = (*memory_env(settings, allocation, shape), *end_env(allocation, shape))
-    variables = (*(variables if world.nodes > 1 else ()), *(f"{k}={v}" for k, v in asked))
+    added = (*memory_env(settings, allocation, shape), *end_env(allocation, shape))
+    variables = (*(variables if world.nodes > 1 else ()), *(f"{k}={v}" for k, v in added))
     rank_argv = ("env", *variables, *argv) if variables else argv
     if len(hosts) > 1 or (document and allocation.batch != "local"):
         rank_argv = (*environment.rank_shell(os.environ, gives_gpus=len(hosts) > 1), *rank_argv)

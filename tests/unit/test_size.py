@@ -25,9 +25,9 @@ def classes(folder: str) -> int:
 
 SIZES = {
     # each has a row in decision 16
-    "lines of hpcgpu beside docstrings": (lambda: lines(PACKAGE) - sum(map(docstring_lines, MODULES)), 37_780),
-    "lines of tests": (lambda: lines(TESTS), 44_930),
-    "classes in hpcgpu/deploy": (lambda: classes("deploy"), 88),
+    "lines of hpcgpu beside docstrings": (lambda: lines(PACKAGE) - sum(map(docstring_lines, MODULES)), 37_850),
+    "lines of tests": (lambda: lines(TESTS), 45_025),
+    "classes in hpcgpu/deploy": (lambda: classes("deploy"), 90),
     "classes of clusters": (lambda: sum(map(classes, ("deploy/cluster", "deploy/jobs", "plan/jobs"))), 30),
 }
 

@@ -63,7 +63,7 @@ class Registration:
 
 
 class _Share:
-    """What a nanny takes for its connection."""
+    """A nanny's part in the connection, with the methods of one that it uses."""
 
     name = ""
 
