@@ -15,6 +15,9 @@ from distributed.batched import BatchedSend
 from distributed.comm import CommClosedError
 
 _OP = "hpcgpu_heartbeat"
+# A stream sends the order to close up to 2 ms later (distributed 2026.8.0, BatchedSend). One that ended before made a
+# worker that was retired one that had lost its scheduler: its job failed.
+_TOLD_S = 1.0
 _NOTHING: deque[Any] = deque(maxlen=0)
 
 
@@ -52,8 +55,9 @@ def answer_by_stream(scheduler: Scheduler) -> None:
     """Have a scheduler take heartbeats by workers' streams, too, and answer them there."""
     _forget_what_was_sent()
 
-    def answer(worker: str, **facts: Any) -> None:
-        if worker not in scheduler.stream_comms:  # removed, its connection left open: without one it closes
+    async def answer(worker: str, **facts: Any) -> None:
+        if worker not in scheduler.stream_comms:  # removed: it closes when it is told to, or without a connection
+            await asyncio.sleep(_TOLD_S)
             raise CommClosedError(f"heartbeat from unregistered worker {worker}")
         facts = scheduler.heartbeat_worker(address=worker, resolve_address=False, **facts)
         scheduler.worker_send(worker, {"op": _OP, **facts})

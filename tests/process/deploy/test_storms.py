@@ -9,11 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
 
+import psutil
 import pytest
 from crowd import Crowd
 from distributed import Client, Scheduler, Security
 from distributed.comm import CommClosedError
-from waiting import aside, scaled, when
+from waiting import aside, scaled, until, when
 
 from hpcgpu import LocalGPUCluster
 from hpcgpu.deploy.processes.registration import Registration
@@ -150,6 +151,35 @@ def test_heartbeats_at_the_same_time_have_an_answer_each(client: Client) -> None
         await asyncio.wait_for(asyncio.gather(*beats), limit_s)
 
     client.run(beat, scaled(30))
+
+
+def test_a_worker_is_told_of_its_removal_whatever_its_heartbeats(tmp_path: Path) -> None:
+    """Its connection ended before the scheduler had sent it: a job whose last worker was retired had failed."""
+
+    async def beat_on(folder: str, dask_worker: Any = None) -> int:
+        import asyncio
+        import os
+        from pathlib import Path
+
+        async def beats() -> None:
+            while True:
+                await dask_worker.heartbeat()
+
+        async def note(*args: Any, **options: Any) -> Any:
+            (Path(folder) / str(dask_worker.name)).write_text(f"{options['reason']}\n")
+            return await close(*args, **options)
+
+        close, dask_worker.close = dask_worker.close, note  # the order to close is bound to the plain one
+        dask_worker.beats = [asyncio.create_task(beats()) for _ in range(5)]
+        return os.getpid()
+
+    with LocalGPUCluster(gpus="sim:7x16MiB", dashboard=False, quiet=True) as cluster, Client(cluster) as client:
+        pids = client.run(beat_on, str(tmp_path))
+        *leaving, _ = pids
+        for address in leaving:
+            client.retire_workers([address], close_workers=True)
+        until(lambda: not any(psutil.pid_exists(pids[address]) for address in leaving), "they have left")
+        assert [path.read_text() for path in tmp_path.iterdir()] == []
 
 
 def test_heartbeats_leave_nothing_in_memory(client: Client) -> None:
