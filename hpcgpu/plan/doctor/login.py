@@ -91,10 +91,9 @@ def check_environment(folder: Folder) -> CheckResult:
 
 def check_home(home: Folder) -> CheckResult:
     """Check that the home, in which a run's processes find each other, is shared, is fast and has room."""
-    if trouble := _check_folder(home, "a run's processes find each other by files there"):
-        return trouble
-    if home.network:
-        return ok(_describe(home))
+    trouble = _check_folder(home, "a run's processes find each other by files there")
+    if home.network or (trouble and trouble.verdict is Verdict.FAILED):
+        return trouble or ok(_describe(home))
     return warning(
         f"{_describe(home)}: it seems to exist on this machine only",
         "hpcgpu doctor --submit shows whether the nodes have it; a run needs one home on all machines",

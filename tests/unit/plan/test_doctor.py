@@ -104,6 +104,7 @@ FAULTS: dict[str, tuple[login.LoginFacts | facts.TrialFacts, str, Verdict, str]]
     "version skew": (second(python=SKEWED), "versions", FAILED, "is 2026.1 here and 2025.9 on node2.*--python"),
     "package too old": (replace(LOGIN, python=OLD), "Python", FAILED, "distributed 2025.3 .hpcgpu needs 2025.4.*pip"),
     "no GIL": (replace(LOGIN, python=replace(PYTHON, version="3.14.0 free-threaded")), "Python", WARNED, "the GIL"),
+    "slow home, not shared": (replace(LOGIN, home=replace(DISK, bytes_per_s=1e6)), "home", WARNED, "this machine only"),
     "home not shared": (LOST, "job", FAILED, "0 of 2 nodes.*exit code 1.*home is not shared"),
     "MPI that does not fit": (
         *(replace(TRIAL, launcher=facts.Launcher(error="Open MPI 5 needs pmix")), "launcher and MPI", FAILED),
