@@ -144,7 +144,7 @@ case "${1:-}" in
   base) need_docker; make_base ;;
   build) build ;;
   up) up; echo "slurm lab: 4 nodes with 4 GPUs each are up; 'make slurm-shell' is the login node" ;;
-  down) need_docker; compose down -v --remove-orphans -t 3 > /dev/null 2>&1 || die "could not be taken down: $(compose ps 2>&1)" ;;
+  down) need_docker; out=$(compose down -v --remove-orphans -t 3 2>&1) || die "could not be taken down: $out" ;;
   shell) shell ;;
   status) need_docker; compose ps; compose exec -T slurmctld sinfo ;;
   *) sed -n '2,4s/^# //p' "$0"; exit 2 ;;
