@@ -24,6 +24,9 @@ def make(i):
     with open(RAN, "a") as file:
         print(i, file=file)
     return Slow()
+
+async def steal_none(dask_scheduler):  # the other job's idle worker would take tasks of this one's
+    await dask_scheduler.extensions["stealing"].stop()
 """
 
 
@@ -122,7 +125,7 @@ def test_a_preempted_job_moves_its_data_within_its_grace(slurm_lab: Lab) -> None
     try:
         with faulty(slurm_lab, jobs=2, scheduler="here", queue="low") as run:
             victim = run.members()[0]
-            run.do(SLOW)
+            run.do(f"{SLOW}client.run_on_scheduler(steal_none)")
             run.do(f"there = dict(workers=list(here({victim!r})), allow_other_workers=True)")
             run.do("slow = client.map(make, range(12), pure=False, **there); wait(slow)")
             assert run.ask(f"all(set(who) <= set(here({victim!r})) for who in client.who_has(slow).values())")
