@@ -53,6 +53,7 @@ class Bound(NamedTuple):
 
 def run(lab: Lab, *launcher: str, bin: str = "", options: tuple[str, ...] = ("--gpus", "sim:2")) -> Bound:
     """Run a script that reads the workers' masks back, under a launcher's own words."""
+    launcher, options = lab.meeting(launcher, options)
     command = [f"{bin}/hpcgpu" if bin else "hpcgpu", "run" if launcher else "launch", *options]
     done = lab.python(SCRIPT, *ALLOCATION, *launcher, *command, env={"PMIX_MCA_psec": "native"} if bin else {})
     facts = json.loads(re.findall(r"FACTS (.*)", done.stdout)[0])
@@ -62,8 +63,7 @@ def run(lab: Lab, *launcher: str, bin: str = "", options: tuple[str, ...] = ("--
 
 def set_up(lab: Lab, launcher: tuple[str, ...], expected: list[str]) -> None:
     """Fail unless the processes that a launcher starts have these masks."""
-    if "--mpi=pmix" in launcher:
-        lab.needs_pmix()
+    launcher, _ = lab.meeting(launcher)
     out = lab.exec(lab.login, [*ALLOCATION, *launcher, "sh", "-c", "taskset -cp $$"], check=True).stdout
     masks = sorted(re.findall(r"affinity list: (\S+)", out))
     assert masks == expected, f"not set up: the launcher's masks are {masks}, they were to be {expected}"

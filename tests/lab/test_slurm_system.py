@@ -82,8 +82,7 @@ def test_the_class_is_one_job_with_the_scheduler_on_rank_0(slurm_lab: Lab, pytho
 
 def in_allocation(lab: Lab, *launcher: str, code: str = HERE, options: tuple[str, ...] = (), bin: str = "") -> str:
     """Run a script by a launcher's own words in an allocation of 2 nodes of 4 tasks; return what was printed."""
-    if "--mpi=pmix" in launcher:
-        lab.needs_pmix()
+    launcher, options = lab.meeting(launcher, options)
     lab.write("here.py", "import os, sys\nfrom distributed import Client\n" + textwrap.dedent(code))
     hpcgpu = f"{bin}/hpcgpu" if bin else "hpcgpu"
     arguments = ["--gpus", "sim:2", "--no-dashboard", *options, "here.py"]
@@ -119,6 +118,7 @@ def test_worlds_of_one_are_an_error_that_says_what_to_do(slurm_lab: Lab) -> None
 
 def test_a_rank_that_never_comes_is_named_for_all_nodes(slurm_lab: Lab) -> None:
     """The nodes share a home, in which they show each other who is there."""
+    slurm_lab.needs_pmix()
     keep = 'if [ "$SLURM_PROCID" = 3 ]; then exec sleep 600; fi; exec "$@"'
     srun = ("srun", "--mpi=pmix", "-n4", "bash", "-c", keep, "bash")
     text = in_allocation(slurm_lab, *srun, options=("--death-timeout", "20"))

@@ -80,11 +80,20 @@ class Lab:
         self._roots: dict[str, Client] = {}
         self.others: set[str] = set()  # processes of the user that were there before the tests
 
+    def has_pmix(self) -> bool:
+        types = self.exec(self.login, ["srun", "--mpi=list"])
+        return "pmix" in types.stdout + types.stderr
+
     def needs_pmix(self) -> None:
         """Skip a test of srun with MPI where Slurm is built without PMIx, as sid's 26.05.5."""
-        types = self.exec(self.login, ["srun", "--mpi=list"])
-        if "pmix" not in types.stdout + types.stderr:
+        if not self.has_pmix():
             pytest.skip("this Slurm is built without PMIx")
+
+    def meeting(self, launcher: tuple[str, ...], options: tuple[str, ...] = ()) -> tuple[tuple[str, ...], ...]:
+        """Return the words of a launcher and hpcgpu's options by which ranks meet here: by files without PMIx."""
+        if "--mpi=pmix" not in launcher or self.has_pmix():
+            return launcher, options
+        return tuple(word.replace("=pmix", "=none") for word in launcher), (*options, "--rendezvous", "file")
 
     def lend(self, venv: str, name: str, modules: Sequence[str], below: str = "") -> None:
         """Make ``~/NAME``, a venv with the packages of the checkout's venv; ``below``: folders that go before them."""
