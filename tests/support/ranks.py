@@ -92,14 +92,14 @@ def run(
     options: Sequence[str] = ("--gpus", "sim:2"),
     ranks: int = 1,
     env: Mapping[str, str] | None = None,
-    timeout: float = 120,
+    timeout: float = scaled(120),
 ) -> subprocess.CompletedProcess[str]:
     """Run a script in a cluster of its own and return what was printed."""
     return run_command(command(path, *arguments, options=options, ranks=ranks), env, timeout)
 
 
 def run_command(
-    argv: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 120, cwd: Path | None = None
+    argv: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = scaled(120), cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command as :func:`run` does."""
     more: dict[str, Any] = {"env": environment(**(env or {})), "cwd": cwd, "stdin": subprocess.DEVNULL}
@@ -120,7 +120,7 @@ def started(argv: Sequence[str], log: Path = Path(os.devnull), **env: str) -> It
                 process.kill()
 
 
-def run_unheard(argv: Sequence[str], streams: str, env: Mapping[str, str], timeout: float = 120) -> int:
+def run_unheard(argv: Sequence[str], streams: str, env: Mapping[str, str], timeout: float = scaled(120)) -> int:
     """Run a program with one of :data:`STREAMS`, and return its exit code."""
     reader, writer = os.pipe()
     os.close(reader)

@@ -26,7 +26,7 @@ def classes(folder: str) -> int:
 SIZES = {
     # each has a row in decision 16
     "lines of hpcgpu beside docstrings": (lambda: lines(PACKAGE) - sum(map(docstring_lines, MODULES)), 37_850),
-    "lines of tests": (lambda: lines(TESTS), 45_060),
+    "lines of tests": (lambda: lines(TESTS), 45_080),
     "classes in hpcgpu/deploy": (lambda: classes("deploy"), 90),
     "classes of clusters": (lambda: sum(map(classes, ("deploy/cluster", "deploy/jobs", "plan/jobs"))), 30),
 }
