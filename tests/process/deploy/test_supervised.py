@@ -127,7 +127,7 @@ class _Slow(Scheduler):
         async def by_stream(**facts: object) -> None:
             self.heard.set()
             await self.answering.wait()
-            answer_there(**facts)
+            await answer_there(**facts)
 
         self.stream_handlers["hpcgpu_heartbeat"] = by_stream
 
