@@ -95,8 +95,9 @@ def test_srun_and_slurmstepd_listen_as_documented(slurm_lab: Lab) -> None:
 
     try:
         step = {"slurmstepd": ["all interfaces", "loopback"], "sleep": ["all interfaces"]}
-        until(lambda: listening("node2") == step, "the second node listens as documented", limit_s=120)
-        assert listening("node1") == {**step, "srun": ["all interfaces"] * 4}
+        awaited = {"node1": {**step, "srun": ["all interfaces"] * 4}, "node2": step}
+        seen = lambda: {node: listening(node) for node in awaited}  # noqa: E731
+        until(lambda: seen() == awaited, "both nodes listen as documented", limit_s=120, shown=seen)
     finally:
         slurm_lab.root("scancel", job)
     assert {"all interfaces"} == {where for kind, where in sockets.documented("srun") if kind == "TCP"} - {"loopback"}

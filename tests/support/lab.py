@@ -35,11 +35,12 @@ CHECKOUT = "/opt/hpcgpu"  # where the containers see this checkout, read-only
 # A venv of the lab's Python with the packages of one of this checkout, and its own command hpcgpu.
 _MAKE = """
 set -e
-[ ! -e ~/{name} ] || exit 0
-python3 -m venv --without-pip ~/{name}
-printf '%s\\n' {below} {checkout} {packages} > $(echo ~/{name}/lib/python3*/site-packages)/{name}.pth
-printf '#!/bin/sh\nexec ~/{name}/bin/python -m hpcgpu "$@"\n' > ~/{name}/bin/hpcgpu
-chmod +x ~/{name}/bin/hpcgpu
+if [ ! -e ~/{name} ]; then
+    python3 -m venv --without-pip ~/{name}
+    printf '%s\\n' {below} {checkout} {packages} > $(echo ~/{name}/lib/python3*/site-packages)/{name}.pth
+    printf '#!/bin/sh\nexec ~/{name}/bin/python -m hpcgpu "$@"\n' > ~/{name}/bin/hpcgpu
+    chmod +x ~/{name}/bin/hpcgpu
+fi
 ~/{name}/bin/python -c 'import hpcgpu, {modules}'
 """
 
