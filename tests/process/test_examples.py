@@ -54,9 +54,12 @@ def test_memory_types_show_what_happens() -> None:
     idle, made, read = rows["idle"], rows["4 of 4 parts made"], rows["all of them read"]
     assert [idle[c] for c in ("managed", "spilled", "device", "host", "disk")] == [0, 0, 0, 0, 0]
     assert made["device"] + made["host"] + made["disk"] == 128
-    # a part that the other worker has summed is with both until Dask drops one of the two
+    assert max(made["device"], read["device"]) <= 64, printed
+    assert made["spilled"] == made["host"] + made["disk"], printed
+    # a part that the other worker has summed is with both until Dask drops one of the two, also between the heartbeat,
+    # which says what is spilled, and the look into the stores
     assert read["device"] + read["host"] + read["disk"] >= 128
-    assert all(row["device"] <= 64 and row["spilled"] == row["host"] + row["disk"] for row in (made, read)), printed
+    assert read["device"] + read["spilled"] >= 128 and read["spilled"] >= read["host"] + read["disk"], printed
     released, leaked, freed, trimmed = (
         rows[name] for name in ("arrays released", "something leaked", "leak freed", "trim_memory")
     )
