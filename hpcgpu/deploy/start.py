@@ -306,8 +306,8 @@ def _find(settings: Settings, allocation: Allocation, limit_s: float = _QUERY_S)
     elif allocation.batch == "pbs":
         if tmrsh := programs.located("pbs_tmrsh"):
             facts = facts._replace(tmrsh=process.python_argv("hpcgpu.host.pbs_ranks", tmrsh))
-            if not any(name in os.environ for name in launchers.REMOTE_SHELL):  # no ssh is needed then
-                facts = facts._replace(remote_shell=str(Path(process.__file__).with_name("pbs_ssh.sh")))
+        if (tmrsh or allocation.node_count == 1) and not any(name in os.environ for name in launchers.REMOTE_SHELL):
+            facts = facts._replace(remote_shell=str(Path(process.__file__).with_name("pbs_ssh.sh")))  # no ssh is needed
         # PBS's own mpiexec may stand before it in PATH
         fits = (path for path in _installed("mpiexec") if not command and launchers.is_pals(says(path, "--version")))
         if not (pals := next(fits, "")):

@@ -34,6 +34,7 @@ _SURVIVE = {
 }
 # Variables that replace ssh; each flavour has one, and ignores the others.
 # Open MPI's daemons start further daemons, and pass it on.
+# The first also where no other node is reached: in a PBS job without ssh Open MPI 5's mpirun would crash (5.0.11).
 REMOTE_SHELL = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC")
 LAUNCHERS = ("srun", "mpirun", "pbs_tmrsh", "fork")
 _HOW = (
@@ -129,7 +130,7 @@ class LauncherFacts(NamedTuple):
     mpi_types: tuple[str, ...] = ()  # of srun --mpi=list
     library: str = ""  # version text of mpi4py's MPI library; empty: none could be loaded
     pals: str = ""  # path of the mpiexec of PALS, on Cray's machines
-    remote_shell: str = ""  # for mpirun in place of ssh to the job's other nodes; empty: its default
+    remote_shell: str = ""  # for mpirun in place of ssh; empty: its default
     tmrsh: tuple[str, ...] = ()  # the command of hpcgpu.host.pbs_ranks; empty: this node has no pbs_tmrsh
 
 
@@ -216,8 +217,8 @@ def _default(settings: Settings, allocation: Allocation, facts: LauncherFacts, n
 
 def _mpirun(argv: tuple[str, ...], facts: LauncherFacts, world: World, options: tuple[str, ...] = ()) -> RankCommand:
     flavour = read_flavour(facts.mpirun_version)
-    shell = facts.remote_shell if world.nodes > 1 else ""
-    env = tuple((name, shell) for name in REMOTE_SHELL) if shell and flavour != "pals" else ()
+    names = REMOTE_SHELL if world.nodes > 1 else REMOTE_SHELL[:1]
+    env = tuple((name, facts.remote_shell) for name in names) if facts.remote_shell and flavour != "pals" else ()
     command = mpirun_command(argv, world, facts.mpirun, flavour, options)
     return RankCommand(command, env, SESSION_FOLDER.get(flavour, ()), True, flavour == "openmpi-6")
 

@@ -41,10 +41,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     lab = getattr(item, "funcargs", {}).get("slurm_lab")
     if report.when == "call" and report.failed and lab:
-        last = "ls -t slurm-*.out */slurm-*.out 2> /dev/null | head -n 6 | xargs -r tail -n 12"
-        report.sections.append(("Logs of the last jobs", lab.exec(lab.login, ["sh", "-c", last]).stdout))
-        daemon = lab.exec(lab.login, ["tail", "-n", "60", "/var/log/slurm/slurmctld.log"], user="root")
-        report.sections.append(("Log of slurmctld", daemon.stdout))
+        last = "cd ~hpc; ls -t slurm-*.out */slurm-*.out 2> /dev/null | head -n 6 | xargs -r tail -n 12"
+        both = lab.exec(lab.login, ["sh", "-c", f"{last}; tail -n 60 /var/log/slurm/slurmctld.log"], user="root")
+        report.sections.append(("Logs of the last jobs, and of slurmctld", both.stdout))
     return report
 
 

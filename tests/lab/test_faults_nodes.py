@@ -66,8 +66,7 @@ def test_a_node_with_a_silent_slurmd_works_until_slurm_gives_up(slurm_lab: Lab) 
             until_named(run, job, "node3")  # where it was is known, though Slurm does not say it any more
             assert run.results() == RIGHT
         # Begun beside its old step, it has its node drained ("Duplicate jobid"), and once slurmctld of 24.11.5 crashed.
-        step = ["pgrep", "-x", "slurmstepd"]
-        until(lambda: not slurm_lab.exec("node3", step).stdout, "slurmd, back, has ended what it ran")
+        until(lambda: not slurm_lab.exec("node3", ["pgrep", "-x", "slurmstepd"]).stdout, "slurmd, back, ends its step")
         run.start_at_once(job)
         run.whole_again()
         assert run.results() == RIGHT

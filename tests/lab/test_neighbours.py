@@ -95,9 +95,8 @@ def test_srun_and_slurmstepd_listen_as_documented(slurm_lab: Lab) -> None:
 
     try:
         step = {"slurmstepd": ["all interfaces", "loopback"], "sleep": ["all interfaces"]}
-        awaited = {"node1": {**step, "srun": ["all interfaces"] * 4}, "node2": step}
-        seen = lambda: {node: listening(node) for node in awaited}  # noqa: E731
-        until(lambda: seen() == awaited, "both nodes listen as documented", limit_s=120, shown=seen)
+        both = [{**step, "srun": ["all interfaces"] * 4}, step]
+        until(lambda: [listening("node1"), listening("node2")] == both, "both nodes listen as documented", limit_s=120)
     finally:
         slurm_lab.root("scancel", job)
     assert {"all interfaces"} == {where for kind, where in sockets.documented("srun") if kind == "TCP"} - {"loopback"}

@@ -53,13 +53,11 @@ def test_memory_types_show_what_happens() -> None:
     rows = {m[1]: dict(zip(COLUMNS, map(int, m[2].split()), strict=True)) for m in found if m}
     idle, made, read = rows["idle"], rows["4 of 4 parts made"], rows["all of them read"]
     assert [idle[c] for c in ("managed", "spilled", "device", "host", "disk")] == [0, 0, 0, 0, 0]
-    assert made["device"] + made["host"] + made["disk"] == 128
+    assert made["device"] + made["host"] + made["disk"] == made["device"] + made["spilled"] == 128
     assert max(made["device"], read["device"]) <= 64, printed
-    assert made["spilled"] == made["host"] + made["disk"], printed
-    # a part that the other worker has summed is with both until Dask drops one of the two, also between the heartbeat,
-    # which says what is spilled, and the look into the stores
+    # a part that both workers have summed is twice here until Dask drops one, perhaps after the heartbeat's "spilled"
     assert read["device"] + read["host"] + read["disk"] >= 128
-    assert read["device"] + read["spilled"] >= 128 and read["spilled"] >= read["host"] + read["disk"], printed
+    assert read["spilled"] >= read["host"] + read["disk"], printed
     released, leaked, freed, trimmed = (
         rows[name] for name in ("arrays released", "something leaked", "leak freed", "trim_memory")
     )

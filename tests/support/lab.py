@@ -35,12 +35,11 @@ CHECKOUT = "/opt/hpcgpu"  # where the containers see this checkout, read-only
 # A venv of the lab's Python with the packages of one of this checkout, and its own command hpcgpu.
 _MAKE = """
 set -e
-if [ ! -e ~/{name} ]; then
-    python3 -m venv --without-pip ~/{name}
-    printf '%s\\n' {below} {checkout} {packages} > $(echo ~/{name}/lib/python3*/site-packages)/{name}.pth
-    printf '#!/bin/sh\nexec ~/{name}/bin/python -m hpcgpu "$@"\n' > ~/{name}/bin/hpcgpu
-    chmod +x ~/{name}/bin/hpcgpu
-fi
+[ ! -e ~/{name} ] || exec ~/{name}/bin/python -c 'import hpcgpu, {modules}'
+python3 -m venv --without-pip ~/{name}
+printf '%s\\n' {below} {checkout} {packages} > $(echo ~/{name}/lib/python3*/site-packages)/{name}.pth
+printf '#!/bin/sh\nexec ~/{name}/bin/python -m hpcgpu "$@"\n' > ~/{name}/bin/hpcgpu
+chmod +x ~/{name}/bin/hpcgpu
 ~/{name}/bin/python -c 'import hpcgpu, {modules}'
 """
 

@@ -62,6 +62,15 @@ def test_ranks_of_two_nodes_meet_without_ssh(launcher: str, tmp_path: Path, requ
     assert list((tmp_path / ".hpcgpu" / "launches").iterdir()) == []
 
 
+def test_ranks_of_one_node_start_without_ssh(tmp_path: Path) -> None:
+    (tmp_path / "sh").symlink_to("/bin/sh")
+    (tmp_path / "nodes").write_text(os.uname().nodename + "\n")
+    job = {"PBS_JOBID": "7.login01", "PBS_ENVIRONMENT": "PBS_BATCH", "PBS_NODEFILE": f"{tmp_path}/nodes"}
+    argv = [f"{ranks.BIN}/hpcgpu", "launch", "--gpus", "sim:2", f"{ROOT}/examples/svd.py"]
+    done = ranks.run_command(argv, {**job, "PATH": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("shell", "words"), [("tcsh", "/x/tcsh -f -c"), ("csh", "/x/csh -f -c"), ("fish", "/bin/sh -c")]
 )
