@@ -252,15 +252,15 @@ class CheckpointPlugin(WorkerPlugin):
             await supervise.to_thread(self._writer.close)
 
     def _take(self, *keys: Any) -> None:
-        taken = []
+        taken: dict[tuple[Any, Chunk], float] = {}
         for key in keys:
             part = part_of(key, self.outputs)
             if part is not None and (chunk := Chunk(self.run, part)) not in LOADED:
                 steps = self._tasks[key].startstops if key in self._tasks else ()
-                cost_s = sum(step["stop"] - step["start"] for step in steps if step["action"] == "compute")
-                self._writer.put(key, chunk, cost_s)
-                taken.append((key, chunk))
-        self._writer.tell(TAKEN, taken)
+                taken[key, chunk] = sum(step["stop"] - step["start"] for step in steps if step["action"] == "compute")
+        self._writer.tell(TAKEN, list(taken))  # first: the writer may be done, and tell so, at once
+        for (key, chunk), cost_s in taken.items():
+            self._writer.put(key, chunk, cost_s)
 
 
 def tell_scheduler(worker: Worker, folder: str, state: str, chunks: list[tuple[Any, Chunk]]) -> None:

@@ -56,8 +56,7 @@ def test_memory_types_show_what_happens() -> None:
     assert made["device"] + made["host"] + made["disk"] == made["device"] + made["spilled"] == 128
     assert max(made["device"], read["device"]) <= 64, printed
     # a part that both workers have summed is twice here until Dask drops one, perhaps after the heartbeat's "spilled"
-    assert read["device"] + read["host"] + read["disk"] >= 128
-    assert read["spilled"] >= read["host"] + read["disk"], printed
+    assert read["device"] + read["host"] + read["disk"] >= 128 and read["spilled"] >= read["host"] + read["disk"]
     released, leaked, freed, trimmed = (
         rows[name] for name in ("arrays released", "something leaked", "leak freed", "trim_memory")
     )

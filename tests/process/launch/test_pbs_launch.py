@@ -65,9 +65,8 @@ def test_ranks_of_two_nodes_meet_without_ssh(launcher: str, tmp_path: Path, requ
 def test_ranks_of_one_node_start_without_ssh(tmp_path: Path) -> None:
     (tmp_path / "sh").symlink_to("/bin/sh")
     (tmp_path / "nodes").write_text(os.uname().nodename + "\n")
-    job = {"PBS_JOBID": "7.login01", "PBS_ENVIRONMENT": "PBS_BATCH", "PBS_NODEFILE": f"{tmp_path}/nodes"}
-    argv = [f"{ranks.BIN}/hpcgpu", "launch", "--gpus", "sim:2", f"{ROOT}/examples/svd.py"]
-    done = ranks.run_command(argv, {**job, "PATH": str(tmp_path)})
+    job = {"PBS_JOBID": "7", "PBS_ENVIRONMENT": "PBS_BATCH", "PBS_NODEFILE": f"{tmp_path}/nodes", "PATH": str(tmp_path)}
+    done = ranks.run_command([f"{ranks.BIN}/hpcgpu", "launch", "--gpus", "sim:2", f"{ROOT}/examples/svd.py"], job)
     assert done.returncode == 0, done.stderr
 
 
